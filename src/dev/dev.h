@@ -1,0 +1,78 @@
+/*
+ * dev.h - a device: memory, copies, streams, events, behind one small table.
+ *
+ * What it is not: it knows no pages and no optimizer; arithmetic is kern's. Callers are the pager,
+ * kern and opt, through the spw__dev_... wrappers below, which keep the counters; nobody calls a
+ * table slot directly. Any thread. A device lives longer than everything that stands on it.
+ *
+ * The cpu device is an arena of `capacity` bytes of address space. Ordinary memory is placed first
+ * fit from the low end, page frames from the high end, so that frames given back, lowest first,
+ * widen one gap and a large allocation is not refused for fragmentation that paging caused.
+ * It runs every queued operation at once on the calling thread: its streams and events are NULL
+ * and already complete.
+ */
+#ifndef SPW_DEV_DEV_H
+#define SPW_DEV_DEV_H
+
+#include "base/pool.h"
+
+#include <spillway/spillway.h>
+
+#include <stdbool.h>
+
+typedef struct spw__dev_ops spw__dev_ops;
+
+/* What memory is for: decides its end of the arena and whose account it is on. */
+typedef enum spw__dev_use {
+    SPW__DEV_MEMORY, /* somebody's tensors */
+    SPW__DEV_FRAME,  /* the pager's page frames */
+} spw__dev_use;
+
+/* How much is in use, and by whom. */
+typedef struct spw__dev_usage {
+    uint64_t capacity;
+    uint64_t in_use;
+    uint64_t frames;     /* of in_use: SPW__DEV_FRAME */
+    uint64_t peak;       /* most ever in use */
+    uint64_t other_peak; /* most of in_use - frames since the last spw__dev_reset_other_peak; a
+                            failed SPW__DEV_MEMORY allocation counts as if it had succeeded */
+    bool has_cap;        /* the caller gave the capacity */
+} spw__dev_usage;
+
+struct spw_device {
+    const spw__dev_ops *ops;
+    spw__pool *pool;   /* threads for host loops over device memory; cpu device only, else NULL */
+    bool host_memory;  /* the CPU can read and write device memory: stores may do I/O to it */
+};
+
+/* The table. Required slots first; all are checked once by spw_device_open. */
+struct spw__dev_ops {
+    const char *name;
+    void (*close)(spw_device *device);
+    /* 64-byte aligned; frames 4096-byte aligned. SPW_ENOMEM is recorded with what was asked. */
+    int (*alloc)(spw_device *device, uint64_t bytes, spw__dev_use use, void **pointer);
+    void (*free)(spw_device *device, void *pointer);
+    void (*usage)(spw_device *device, spw__dev_usage *usage);
+    void (*reset_other_peak)(spw_device *device);
+    /* Queues a copy between host and device memory, either way, on `stream`. */
+    int (*copy)(spw_device *device, void *dst, const void *src, uint64_t bytes, void *stream);
+    /* Queues filling device memory with zero bytes. */
+    int (*zero)(spw_device *device, void *dst, uint64_t bytes, void *stream);
+};
+
+int spw__dev_alloc(spw_device *device, uint64_t bytes, spw__dev_use use, void **pointer);
+void spw__dev_free(spw_device *device, void *pointer); /* NULL is allowed */
+void spw__dev_usage_get(spw_device *device, spw__dev_usage *usage);
+void spw__dev_reset_other_peak(spw_device *device);
+int spw__dev_copy(spw_device *device, void *dst, const void *src, uint64_t bytes, void *stream);
+int spw__dev_zero(spw_device *device, void *dst, uint64_t bytes, void *stream);
+
+/* The kinds of device; spw_device_open picks by name. */
+int spw__dev_cpu_open(const spw_device_config *config, spw_device **device);
+
+/* Tests: the n-th (from 1) allocation or copy from now on fails, once, with SPW_ENOMEM or SPW_EIO;
+ * 0 turns it off. Counts calls of the wrapper, so it works on every kind of device. */
+void spw__dev_fail_alloc(uint64_t nth);
+void spw__dev_fail_copy(uint64_t nth);
+
+#endif
