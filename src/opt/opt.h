@@ -1,0 +1,78 @@
+/*
+ * opt.h - parameters laid out in pages, and the step over them.
+ *
+ * What it is: the table of parameters and groups; the layout, fixed at the first step, that cuts
+ * every parameter's state into pieces that lie in pages; the step, which turns the pages that a
+ * sweep brings into runs for the kernels. What it is not: it moves no page and knows no store.
+ * Called through spillway.h, by one thread at a time.
+ *
+ * Layout. Parameters follow one another in order of registration. A piece is a run of one
+ * parameter's elements inside one page: its m, v and (8-bit) absmax of m and of v, each part
+ * beginning at a multiple of 64 bytes. A parameter is cut at multiples of SPW__SPLIT elements, so
+ * a piece is the same work whatever the page size. Many small parameters share a page.
+ *
+ * Files: opt.c (life, parameters, groups), layout.c (pieces), step.c (a step), part.c (state out
+ * and in).
+ */
+#ifndef SPW_OPT_OPT_H
+#define SPW_OPT_OPT_H
+
+#include "kern/kern.h"
+#include "pager/pager.h"
+
+typedef struct spw__param {
+    char *name;
+    void *data;
+    const void *grad;
+    uint64_t n;
+    uint64_t first_piece, n_pieces;
+    uint64_t step;       /* updates it has had */
+    double beta1_power;  /* beta1^step as a running product; 1 before the first */
+    double beta2_power;
+    spw__adam_consts consts; /* of the step under way */
+    spw_type type, grad_type;
+    uint32_t group;
+    bool is_8bit;
+} spw__param;
+
+typedef struct spw__piece {
+    uint64_t page;
+    uint64_t offset; /* of its m, bytes into the page */
+    uint64_t param;
+    uint64_t first;  /* element of the parameter */
+    uint64_t n;
+} spw__piece;
+
+/* Where the parts of a piece begin, bytes from its offset; `end` is its size. */
+typedef struct spw__parts {
+    uint64_t at[4];    /* by spw_part */
+    uint64_t bytes[4]; /* 0: the piece has no such part */
+    uint64_t end;
+} spw__parts;
+
+struct spw_optim {
+    spw_pager *pager;
+    spw_optim_config config;
+    spw_group *groups;
+    size_t n_groups, group_capacity;
+    spw__param *params;
+    size_t n_params, param_capacity;
+    spw__piece *pieces;        /* in page order; NULL until the layout is made */
+    size_t n_pieces, piece_capacity;
+    uint64_t *page_first;      /* [n_pages + 1]: first piece of each page */
+    uint64_t n_pages;
+    bool laid_out;
+    spw__adam_run *runs;       /* [n_pieces] */
+    uint64_t *visit;           /* [n_pages]: pages of the step under way */
+    spw__norm_run *norm_runs;  /* [n_params] */
+    double *norm_scratch;      /* one a block of SPW__SPLIT gradients */
+    uint64_t steps, skipped;
+    double grad_norm;
+};
+
+/* layout.c: fixes the layout and tells the pager; once. Nothing changed on error. */
+int spw__optim_lay_out(spw_optim *optim);
+void spw__optim_free_layout(spw_optim *optim);
+spw__parts spw__piece_parts(bool is_8bit, uint64_t n);
+
+#endif

@@ -1,0 +1,279 @@
+#include "pager/pager.h"
+
+#include "base/error.h"
+#include "base/mem.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const uint64_t min_page_bytes = UINT64_C(64) << 10;
+static const uint64_t max_page_bytes = UINT64_C(16) << 20;
+static const uint64_t min_slab_bytes = UINT64_C(2) << 20;
+static const uint64_t max_slab_bytes = UINT64_C(64) << 20;
+
+void spw_pager_config_default(spw_pager_config *config)
+{
+    *config = (spw_pager_config){
+        .size = sizeof *config,
+        .paging = SPW_PAGING_AUTO,
+        .store = "ram",
+        .state_mem = SPW_ALL_STATE,
+        .state_percent = -1,
+        .occupancy = 0.90,
+    };
+}
+
+static int check_config(const spw_pager_config *config)
+{
+    if (config->size != sizeof *config)
+        return spw__error(SPW_EINVAL,
+                          "spw_pager_config.size is %u, not %zu: call spw_pager_config_default",
+                          config->size, sizeof *config);
+    if ((unsigned)config->paging > SPW_PAGING_OFF)
+        return spw__error(SPW_EINVAL, "paging %d is none of spw_paging", (int)config->paging);
+    if (!config->store)
+        return spw__error(SPW_EINVAL, "store is NULL: name \"ram\" or \"file:PATH\"");
+    if (config->state_percent > 100 || config->state_percent != config->state_percent)
+        return spw__error(SPW_EINVAL, "state_percent %g is over 100", config->state_percent);
+    if (!(config->occupancy > 0 && config->occupancy <= 1))
+        return spw__error(SPW_EINVAL, "occupancy %g is not above 0 and at most 1",
+                          config->occupancy);
+    uint64_t page = config->page_bytes;
+    if (page && (page < min_page_bytes || page > max_page_bytes || (page & (page - 1))))
+        return spw__error(SPW_EINVAL,
+                          "page size %" PRIu64 " is not a power of two from 64 KiB to 16 MiB", page);
+    if (config->ring_frames && (config->ring_frames < 3 || config->ring_frames > 64))
+        return spw__error(SPW_EINVAL, "ring_frames %u is not 3 to 64", config->ring_frames);
+    return 0;
+}
+
+/* AUTO on the cpu device: without a cap the arena and the ram store are the same memory, so moving
+ * pages between them gains nothing. */
+static spw_paging resolve_auto(spw_device *device, bool by_file)
+{
+    spw__dev_usage usage;
+    spw__dev_usage_get(device, &usage);
+    return usage.has_cap || by_file ? SPW_PAGING_COPY : SPW_PAGING_MAPPED;
+}
+
+static int resolve_paging(spw_pager *pager)
+{
+    spw_paging *paging = &pager->config.paging;
+    if (*paging == SPW_PAGING_AUTO)
+        *paging = resolve_auto(pager->device, pager->by_file);
+    if (*paging == SPW_PAGING_UNIFIED)
+        return spw__error(SPW_ENOTSUP, "paging unified needs CUDA managed memory, which the %s "
+                                       "device does not have: use copy or mapped",
+                          pager->device->ops->name);
+    if (*paging == SPW_PAGING_MAPPED && pager->by_file)
+        return spw__error(SPW_ENOTSUP, "paging mapped needs the ram store: a file cannot be "
+                                       "updated in place; use copy");
+    return 0;
+}
+
+static int open_store(spw_pager *pager, const spw_pager_config *config)
+{
+    if (pager->config.paging == SPW_PAGING_OFF)
+        return 0;
+    spw__store_config store = {
+        .name = config->store,
+        .host_mem = config->host_mem,
+        .io_depth = config->io_depth ? config->io_depth : 4,
+    };
+    return spw__store_open(&store, &pager->store);
+}
+
+int spw_pager_create(spw_device *device, const spw_pager_config *config, spw_pager **result)
+{
+    spw_pager_config defaults;
+    spw_pager_config_default(&defaults);
+    if (!device || !result)
+        return spw__error(SPW_EINVAL, "spw_pager_create: device and pager may not be NULL");
+    if (!config)
+        config = &defaults;
+    int rc = check_config(config);
+    if (rc < 0)
+        return rc;
+    spw_pager *pager = spw__calloc(1, sizeof *pager);
+    if (!pager)
+        return SPW_EHOSTMEM;
+    pager->device = device;
+    pager->config = *config;
+    pager->config.store = NULL;
+    pager->by_file = strncmp(config->store, "file:", 5) == 0;
+    spw__lock_init(&pager->lock, SPW__RANK_PAGER);
+    pthread_cond_init(&pager->changed, NULL);
+    rc = resolve_paging(pager);
+    if (rc == 0)
+        rc = open_store(pager, config);
+    if (rc < 0) {
+        spw_pager_destroy(pager);
+        return rc;
+    }
+    if (!pager->config.ring_frames)
+        pager->config.ring_frames = pager->by_file ? 8 : 4;
+    *result = pager;
+    return 0;
+}
+
+static void free_tables(spw_pager *pager)
+{
+    free(pager->pages);
+    free(pager->slabs);
+    free(pager->queue);
+    free(pager->residents);
+    free(pager->views);
+    pager->pages = NULL;
+    pager->slabs = NULL;
+    pager->queue = pager->residents = NULL;
+    pager->views = NULL;
+}
+
+void spw_pager_destroy(spw_pager *pager)
+{
+    if (!pager)
+        return;
+    spw__frames_free_all(pager);
+    spw__dev_free(pager->device, pager->ring);
+    spw__store_close(pager->store);
+    spw__unmap(pager->bounce, pager->page_bytes);
+    free(pager->lanes);
+    free_tables(pager);
+    pthread_cond_destroy(&pager->changed);
+    spw__lock_deinit(&pager->lock);
+    free(pager);
+}
+
+uint64_t spw__pager_page_bytes(const spw_pager *pager, uint64_t state_bytes)
+{
+    if (pager->config.page_bytes)
+        return pager->config.page_bytes;
+    uint64_t page_bytes = min_page_bytes;
+    while (page_bytes < max_page_bytes && page_bytes * 2 <= state_bytes / 64)
+        page_bytes *= 2;
+    return page_bytes;
+}
+
+/* About a sixteenth of the state, 2 to 64 MiB, whole pages. */
+static uint32_t frames_a_slab(uint64_t page_bytes, uint64_t n_pages)
+{
+    uint64_t bytes = page_bytes * n_pages / 16;
+    bytes = bytes < min_slab_bytes ? min_slab_bytes : bytes;
+    bytes = bytes > max_slab_bytes ? max_slab_bytes : bytes;
+    uint64_t frames = bytes / page_bytes;
+    return frames ? (uint32_t)frames : 1;
+}
+
+static int make_tables(spw_pager *pager, uint64_t n_pages)
+{
+    size_t n = (size_t)n_pages;
+    pager->pages = spw__calloc(n, sizeof *pager->pages);
+    pager->slabs = spw__calloc(n, sizeof *pager->slabs);
+    pager->queue = spw__calloc(n, sizeof *pager->queue);
+    pager->residents = spw__calloc(n, sizeof *pager->residents);
+    pager->views = spw__calloc(n, sizeof(spw__page_view));
+    if (!pager->pages || !pager->slabs || !pager->queue || !pager->residents || !pager->views) {
+        free_tables(pager);
+        return SPW_EHOSTMEM;
+    }
+    for (size_t i = 0; i < n; i++)
+        pager->pages[i] = (spw__page){.slab = SPW__NO_SLAB, .state = SPW__PAGE_ZERO};
+    return 0;
+}
+
+int spw__pager_set_pages(spw_pager *pager, uint64_t page_bytes, uint64_t n_pages)
+{
+    int rc = make_tables(pager, n_pages);
+    if (rc < 0)
+        return rc;
+    if (pager->store)
+        rc = spw__store_grow(pager->store, page_bytes, n_pages);
+    if (rc < 0) {
+        free_tables(pager);
+        return rc;
+    }
+    spw__lock_take(&pager->lock);
+    pager->n_slabs = (uint32_t)n_pages;
+    pager->slab_frames = frames_a_slab(page_bytes, n_pages);
+    pager->page_bytes = page_bytes;
+    pager->n_pages = n_pages;
+    spw__lock_drop(&pager->lock);
+    return 0;
+}
+
+static int take_ring(spw_pager *pager)
+{
+    uint32_t n = pager->config.ring_frames;
+    if (!pager->lanes && !(pager->lanes = spw__calloc(n, sizeof *pager->lanes)))
+        return SPW_EHOSTMEM;
+    void *ring;
+    int rc = spw__dev_alloc(pager->device, n * pager->page_bytes, SPW__DEV_FRAME, &ring);
+    if (rc < 0)
+        return spw__error(rc, "no room for the ring of %u pages of %" PRIu64 " bytes: %s", n,
+                          pager->page_bytes, spw_last_error());
+    pager->ring = ring;
+    for (uint32_t i = 0; i < n; i++)
+        pager->lanes[i] = (spw__lane){.frame = pager->ring + i * pager->page_bytes,
+                                      .page = SPW__NO_PAGE};
+    return 0;
+}
+
+/* With "off" every page gets its frame, and keeps it. */
+static int take_all_frames(spw_pager *pager)
+{
+    while (pager->n_frames < pager->n_pages)
+        if (!spw__frames_add_slab(pager, pager->n_pages - pager->n_frames))
+            return spw__error(SPW_ENOMEM,
+                              "no room for %" PRIu64 " bytes of optimizer state with paging off: %s",
+                              pager->n_pages * pager->page_bytes, spw_last_error());
+    for (uint64_t i = 0; i < pager->n_pages; i++) {
+        spw__page *page = &pager->pages[i];
+        if (page->state == SPW__PAGE_RESIDENT)
+            continue;
+        spw__lock_take(&pager->lock);
+        page->memory = spw__frames_take(pager, i);
+        page->state = SPW__PAGE_RESIDENT;
+        page->dirty = true;
+        spw__lock_drop(&pager->lock);
+        int rc = spw__dev_zero(pager->device, page->memory, pager->page_bytes, NULL);
+        if (rc < 0)
+            return rc;
+    }
+    return 0;
+}
+
+int spw__pager_prepare(spw_pager *pager)
+{
+    if (pager->failed)
+        return spw__error(SPW_EFAILED, "the pager failed earlier: %s", pager->failure);
+    if (pager->config.paging == SPW_PAGING_OFF)
+        return take_all_frames(pager);
+    if (pager->config.paging == SPW_PAGING_MAPPED || pager->ring || !pager->n_pages)
+        return 0;
+    return take_ring(pager);
+}
+
+static uint64_t resident_pages(const spw_pager *pager)
+{
+    return pager->config.paging == SPW_PAGING_OFF ? pager->n_pages : pager->n_resident;
+}
+
+int spw_pager_stats_get(spw_pager *pager, spw_pager_stats *stats)
+{
+    if (!pager || !stats)
+        return spw__error(SPW_EINVAL, "spw_pager_stats_get: pager and stats may not be NULL");
+    spw__lock_take(&pager->lock);
+    *stats = pager->stats;
+    stats->page_bytes = pager->page_bytes;
+    stats->n_pages = pager->n_pages;
+    stats->state_bytes = pager->n_pages * pager->page_bytes;
+    stats->ring_bytes = pager->ring ? pager->config.ring_frames * pager->page_bytes : 0;
+    stats->budget_bytes = pager->budget_pages * pager->page_bytes;
+    stats->resident_bytes = resident_pages(pager) * pager->page_bytes;
+    stats->paging = pager->config.paging;
+    stats->direct_io = pager->store && pager->store->direct_io;
+    spw__lock_drop(&pager->lock);
+    stats->host_bytes = pager->store ? spw__store_host_bytes(pager->store) : 0;
+    return 0;
+}
