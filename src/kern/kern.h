@@ -17,30 +17,30 @@
 #include <stdint.h>
 
 enum {
-    SPW__BLOCK = 256,       /* elements that share an absmax */
-    SPW__SPLIT = 4096,      /* runs of one tensor are split at multiples of this */
+    SPW__BLOCK = 256,  /* elements that share an absmax */
+    SPW__SPLIT = 4096, /* runs of one tensor are split at multiples of this */
 };
 
 /* What is computed once a step for each parameter, on the host, in double, then rounded. */
 typedef struct spw__adam_consts {
-    float grad_factor;   /* gradients are multiplied by it first: scale and clip together */
+    float grad_factor; /* gradients are multiplied by it first: scale and clip together */
     float beta1;
     float one_minus_beta1;
     float beta2;
     float one_minus_beta2;
-    float step_size;     /* lr / (1 - beta1^t) */
-    float inv_bias2;     /* 1 / sqrt(1 - beta2^t): v_hat's root is sqrt(v) * inv_bias2 */
+    float step_size; /* lr / (1 - beta1^t) */
+    float inv_bias2; /* 1 / sqrt(1 - beta2^t): v_hat's root is sqrt(v) * inv_bias2 */
     float eps;
-    float decay;         /* 1 - lr * weight_decay */
+    float decay; /* 1 - lr * weight_decay */
 } spw__adam_consts;
 
 /* One run: consecutive elements of one tensor with their state. 8-bit runs begin at a multiple of
- * SPW__BLOCK of their tensor, and end at one or at the tensor's end. No two runs overlap. State that was never
- * written is all zero bytes: codes 0 with absmax 0 mean 0. */
+ * SPW__BLOCK of their tensor, and end at one or at the tensor's end. No two runs overlap. State
+ * that was never written is all zero bytes: codes 0 with absmax 0 mean 0. */
 typedef struct spw__adam_run {
-    void *p;               /* n elements of p_type */
-    const void *g;         /* n elements of g_type */
-    void *m, *v;           /* n floats, or n codes */
+    void *p;                    /* n elements of p_type */
+    const void *g;              /* n elements of g_type */
+    void *m, *v;                /* n floats, or n codes */
     float *absmax_m, *absmax_v; /* ceil(n / SPW__BLOCK) floats; NULL: 32-bit state */
     uint64_t n;
     const spw__adam_consts *consts;
@@ -58,8 +58,10 @@ typedef struct spw__norm_run {
 } spw__norm_run;
 
 /* Root of the sum of squares over all tensors, by a fixed tree in double: 32 lanes in each block
- * of SPW__SPLIT elements, pairs within the lanes, pairs over a tensor's blocks, then the tensors in
- * order. `scratch` holds one double a block of every tensor (spw__kern_norm_blocks). */
+ * of SPW__SPLIT elements (lane l has elements l, l + 32, ...), then lanes l and l + 16, l and l +
+ * 8, and so on; neighbours in pairs over a tensor's blocks; then the tensors in order. `scratch`
+ * holds one double a block of every tensor (spw__kern_norm_blocks). Not finite if a gradient is
+ * not. */
 uint64_t spw__kern_norm_blocks(const spw__norm_run *runs, uint64_t n_runs);
 int spw__kern_norm(spw_device *device, const spw__norm_run *runs, uint64_t n_runs, double *scratch,
                    double *norm);

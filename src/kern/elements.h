@@ -1,0 +1,103 @@
+/*
+ * elements.h - the arithmetic of one element, one source for C and CUDA.
+ *
+ * What it is not: it has no loops, threads or memory order; loops/ (CPU) and the kernels call these
+ * functions. Compiled without contraction everywhere, fused operations are written as fmaf, square
+ * roots and divisions are correctly rounded: equal inputs give equal bits on every compiler, vector
+ * width and device.
+ */
+#ifndef SPW_KERN_ELEMENTS_H
+#define SPW_KERN_ELEMENTS_H
+
+#include "base/half.h"
+#include "kern/kern.h"
+#include "kern/tables.h"
+
+#include <math.h>
+
+typedef struct spw__adam_element {
+    float p, m, v;
+} spw__adam_element;
+
+SPW__INLINE uint32_t spw__magnitude_bits(float x)
+{
+    return spw__bits_of_float(x) & 0x7FFFFFFFu;
+}
+
+/* `yes` when mask is all ones, `no` when it is 0: integer operations, because a compiler may turn a
+ * float selection into a branch, and the loop around it then stays scalar. */
+SPW__INLINE float spw__select(uint32_t mask, float yes, float no)
+{
+    return spw__float_of_bits((spw__bits_of_float(yes) & mask) | (spw__bits_of_float(no) & ~mask));
+}
+
+/* AdamW as torch.optim has it: decay, moments, update. `g` already carries the step's factor. An
+ * element whose gradient is not finite stays as it is. */
+SPW__INLINE spw__adam_element spw__adam_update(spw__adam_element old, float g,
+                                               const spw__adam_consts *c)
+{
+    spw__adam_element next;
+    uint32_t finite = 0u - (uint32_t)(spw__magnitude_bits(g) < 0x7F800000u);
+    float m = fmaf(c->beta1, old.m, c->one_minus_beta1 * g);
+    float v = fmaf(c->beta2, old.v, c->one_minus_beta2 * g * g);
+    float root = fmaf(sqrtf(v), c->inv_bias2, c->eps);
+    float p = fmaf(-c->step_size, m / root, old.p * c->decay);
+    next.p = spw__select(finite, p, old.p);
+    next.m = spw__select(finite, m, old.m);
+    next.v = spw__select(finite, v, old.v);
+    return next;
+}
+
+/* What turns the elements of a block into [0, 1]: |x| * scale * inverse. In two factors, because
+ * the reciprocal of a denormal or huge absmax is not a normal float. */
+typedef struct spw__code_scale {
+    float absmax; /* finite: an element that overflowed gets the last code */
+    float scale;
+    float inverse; /* 0 for a block of zeros */
+} spw__code_scale;
+
+/* `bits` is the largest spw__magnitude_bits of the block: a maximum of integers does not depend on
+ * the order, whatever the elements are. */
+SPW__INLINE spw__code_scale spw__code_scale_of(uint32_t bits)
+{
+    spw__code_scale s;
+    s.absmax = spw__float_of_bits(bits < 0x7F7FFFFFu ? bits : 0x7F7FFFFFu);
+    s.scale = s.absmax < 0x1p-63f ? 0x1p64f : s.absmax > 0x1p63f ? 0x1p-64f : 1.0f;
+    s.inverse = s.absmax > 0.0f ? 1.0f / (s.absmax * s.scale) : 0.0f;
+    return s;
+}
+
+/* The float |x| / absmax by its bits, within what the look-up has: 2^-23 to 1. */
+SPW__INLINE int32_t spw__code_bits(float x, spw__code_scale s)
+{
+    float magnitude = spw__float_of_bits(spw__magnitude_bits(x));
+    float ratio = magnitude * s.scale * s.inverse;
+    int32_t bits = (int32_t)spw__bits_of_float(ratio);
+    int32_t first = SPW__CODE_KEY_FIRST << 16, last = SPW__CODE_KEY_LAST << 16;
+    bits = bits < last ? bits : last;
+    return bits < first ? first : bits;
+}
+
+/* How many values of the map's non-negative half lie below the one that is nearest to |x|. */
+SPW__INLINE int32_t spw__code_rank(const uint32_t *encode, float x, spw__code_scale s)
+{
+    int32_t bits = spw__code_bits(x, s);
+    uint32_t entry = encode[(bits >> 16) - SPW__CODE_KEY_FIRST];
+    return (int32_t)((entry + ((uint32_t)bits & 0xFFFFu)) >> 16);
+}
+
+/* Nearest code, ties to the even one; 0 stays 0. Negative elements have no code for -1. */
+SPW__INLINE uint8_t spw__code_of_m(const uint32_t *encode, float x, spw__code_scale s)
+{
+    int32_t rank = spw__code_rank(encode, x, s);
+    int32_t sign = -(int32_t)(spw__bits_of_float(x) >> 31);
+    int32_t code = SPW__CODE_ZERO + ((rank ^ sign) - sign);
+    return (uint8_t)(code < 0 ? 0 : code);
+}
+
+SPW__INLINE uint8_t spw__code_of_v(const uint32_t *encode, float x, spw__code_scale s)
+{
+    return (uint8_t)spw__code_rank(encode, x, s);
+}
+
+#endif

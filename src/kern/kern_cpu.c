@@ -1,0 +1,188 @@
+#include "kern/kern.h"
+#include "kern/loops/select.h"
+#include "kern/tables.h"
+
+#include <math.h>
+
+/* Work is counted in blocks of SPW__SPLIT elements, all runs laid end to end, the last block of a
+ * run perhaps short. A task takes an equal share of them, so many small runs share a task and a
+ * large run spans many, and finds its first by walking over the runs: cheap next to updating them
+ * as long as a thread has few tasks. */
+enum { TASKS_A_THREAD = 8 };
+
+typedef struct split {
+    uint64_t n_blocks;
+    uint64_t n_tasks;
+} split;
+
+static uint64_t blocks_of(uint64_t n)
+{
+    return n / SPW__SPLIT + (n % SPW__SPLIT != 0);
+}
+
+static split split_of(spw_device *device, uint64_t n_blocks)
+{
+    uint64_t most = (uint64_t)spw__pool_threads(device->pool) * TASKS_A_THREAD;
+    return (split){.n_blocks = n_blocks, .n_tasks = n_blocks < most ? n_blocks : most};
+}
+
+/* First block of task `i`; without the product n_blocks * i, which could overflow. */
+static uint64_t first_block(split s, uint64_t i)
+{
+    uint64_t each = s.n_blocks / s.n_tasks, left = s.n_blocks % s.n_tasks;
+    return each * i + (i < left ? i : left);
+}
+
+/* The elements of a run (which begins at block `start`) that lie in blocks `from` to `to`. */
+typedef struct span {
+    uint64_t first;
+    uint64_t n;
+} span;
+
+static span span_of(uint64_t n, uint64_t start, uint64_t from, uint64_t to)
+{
+    uint64_t end = start + blocks_of(n);
+    uint64_t first = from > start ? (from - start) * SPW__SPLIT : 0;
+    uint64_t last = to < end ? (to - start) * SPW__SPLIT : n;
+    return (span){.first = first, .n = last - first};
+}
+
+static size_t type_bytes(spw_type type)
+{
+    return type == SPW_FP32 ? 4 : 2;
+}
+
+/* ---------------------------------------------------------------------------------- AdamW -- */
+
+typedef struct adam_work {
+    const spw__adam_run *runs;
+    const spw__loops *loops;
+    const spw__code_maps *maps;
+    split split;
+} adam_work;
+
+static spw__adam_run part_of_run(const spw__adam_run *run, span s)
+{
+    spw__adam_run part = *run;
+    size_t state_bytes = run->absmax_m ? 1 : sizeof(float);
+    part.p = (char *)run->p + s.first * type_bytes(run->p_type);
+    part.g = (const char *)run->g + s.first * type_bytes(run->g_type);
+    part.m = (char *)run->m + s.first * state_bytes;
+    part.v = (char *)run->v + s.first * state_bytes;
+    if (run->absmax_m) {
+        part.absmax_m += s.first / SPW__BLOCK;
+        part.absmax_v += s.first / SPW__BLOCK;
+    }
+    part.n = s.n;
+    return part;
+}
+
+static void adam_part(const adam_work *work, const spw__adam_run *part)
+{
+    if (part->absmax_m)
+        work->loops->adam8[part->p_type][part->g_type](part, work->maps);
+    else
+        work->loops->adam32[part->p_type][part->g_type](part);
+}
+
+static void adam_task(void *context, size_t index)
+{
+    const adam_work *work = context;
+    uint64_t from = first_block(work->split, index), to = first_block(work->split, index + 1);
+    uint64_t start = 0;
+    for (const spw__adam_run *run = work->runs; start < to; run++) {
+        uint64_t end = start + blocks_of(run->n);
+        if (end > from && end > start) {
+            spw__adam_run part = part_of_run(run, span_of(run->n, start, from, to));
+            adam_part(work, &part);
+        }
+        start = end;
+    }
+}
+
+int spw__kern_adam(spw_device *device, const spw__adam_run *runs, uint64_t n_runs, void *stream)
+{
+    (void)stream; /* the cpu device is always done on return */
+    uint64_t n_blocks = 0;
+    for (uint64_t i = 0; i < n_runs; i++)
+        n_blocks += blocks_of(runs[i].n);
+    adam_work work = {
+        .runs = runs,
+        .loops = spw__loops_get(),
+        .maps = spw__code_maps_get(),
+        .split = split_of(device, n_blocks),
+    };
+    spw__pool_run(device->pool, work.split.n_tasks, adam_task, &work);
+    return 0;
+}
+
+/* ----------------------------------------------------------------------------------- norm -- */
+
+typedef struct norm_work {
+    const spw__norm_run *runs;
+    const spw__loops *loops;
+    double *sums; /* one a block */
+    split split;
+} norm_work;
+
+static void norm_span(const norm_work *work, const spw__norm_run *run, span s, double *sums)
+{
+    const char *g = (const char *)run->g + s.first * type_bytes(run->type);
+    for (uint64_t done = 0; done < s.n; done += SPW__SPLIT) {
+        uint64_t n = s.n - done < SPW__SPLIT ? s.n - done : SPW__SPLIT;
+        *sums++ = work->loops->square_sum[run->type](g + done * type_bytes(run->type), n);
+    }
+}
+
+static void norm_task(void *context, size_t index)
+{
+    const norm_work *work = context;
+    uint64_t from = first_block(work->split, index), to = first_block(work->split, index + 1);
+    uint64_t start = 0;
+    for (const spw__norm_run *run = work->runs; start < to; run++) {
+        uint64_t end = start + blocks_of(run->n);
+        if (end > from && end > start)
+            norm_span(work, run, span_of(run->n, start, from, to),
+                      work->sums + (from > start ? from : start));
+        start = end;
+    }
+}
+
+/* Neighbours in pairs, then pairs of pairs; an odd one at the end goes up as it is. */
+static double sum_pairs(double *x, uint64_t n)
+{
+    for (; n > 1; n = n / 2 + n % 2) {
+        for (uint64_t i = 0; i < n / 2; i++)
+            x[i] = x[2 * i] + x[2 * i + 1];
+        if (n % 2)
+            x[n / 2] = x[n - 1];
+    }
+    return n ? x[0] : 0.0;
+}
+
+uint64_t spw__kern_norm_blocks(const spw__norm_run *runs, uint64_t n_runs)
+{
+    uint64_t n_blocks = 0;
+    for (uint64_t i = 0; i < n_runs; i++)
+        n_blocks += blocks_of(runs[i].n);
+    return n_blocks;
+}
+
+int spw__kern_norm(spw_device *device, const spw__norm_run *runs, uint64_t n_runs, double *scratch,
+                   double *norm)
+{
+    norm_work work = {
+        .runs = runs,
+        .loops = spw__loops_get(),
+        .sums = scratch,
+        .split = split_of(device, spw__kern_norm_blocks(runs, n_runs)),
+    };
+    spw__pool_run(device->pool, work.split.n_tasks, norm_task, &work);
+    double total = 0.0;
+    for (uint64_t i = 0; i < n_runs; i++) {
+        total += sum_pairs(scratch, blocks_of(runs[i].n));
+        scratch += blocks_of(runs[i].n);
+    }
+    *norm = sqrt(total);
+    return 0;
+}

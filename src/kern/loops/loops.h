@@ -1,0 +1,32 @@
+/*
+ * loops.h - the element functions over one run on one thread, for one vector width.
+ *
+ * loops.c is compiled several times (SPW_LOOPS_SUFFIX and -march differ) and each exports one const
+ * table. Every table gives the same bits; which one runs is decided in kern_cpu.c. No state, any
+ * thread.
+ */
+#ifndef SPW_KERN_LOOPS_LOOPS_H
+#define SPW_KERN_LOOPS_LOOPS_H
+
+#include "kern/kern.h"
+#include "kern/tables.h"
+
+typedef void spw__adam32_loop(const spw__adam_run *run);
+typedef void spw__adam8_loop(const spw__adam_run *run, const spw__code_maps *maps);
+typedef double spw__square_sum_loop(const void *g, uint64_t n);
+
+typedef struct spw__loops {
+    const char *name;                    /* of the level: SPW_CPU_LEVEL */
+    spw__adam32_loop *adam32[2][2];      /* [p_type][g_type] */
+    spw__adam8_loop *adam8[2][2];        /* [p_type][g_type]; the run begins at a block */
+    spw__square_sum_loop *square_sum[2]; /* [type]; at most SPW__SPLIT elements, kern.h's lanes */
+    void (*triad)(double *a, const double *b, const double *c, uint64_t n); /* a = b + 3 c */
+} spw__loops;
+
+extern const spw__loops spw__loops_baseline;
+#ifdef __x86_64__
+extern const spw__loops spw__loops_x86_64_v3;
+extern const spw__loops spw__loops_x86_64_v4;
+#endif
+
+#endif
