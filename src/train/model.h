@@ -3,7 +3,8 @@
  *
  * What it is not: it owns no weights (weights.h) and takes no optimizer step. Activations live in
  * device memory from spw_malloc and are freed before a call returns: each block's input is kept,
- * the block is computed again in the backward pass (gradient checkpointing); attention never holds
+ * the block is computed again in the backward pass (gradient checkpointing, unless
+ * spw__model_keep gives it room); attention never holds
  * a T x T matrix; the loss never holds the logits of more than a chunk of tokens. One thread calls;
  * work is spread over `pool`. The bits depend on the inputs, the libraries and the thread count.
  */
@@ -37,6 +38,11 @@ typedef struct spw__noise {
  * longest row seen). */
 int spw__model_create(spw__weights *weights, spw__pool *pool, spw__model **model);
 void spw__model_destroy(spw__model *model);
+
+/* How many bytes of device memory a backward pass may take to keep what blocks computed, instead of
+ * computing it again; the last blocks are kept first. 0, as a model is created: none but the last
+ * block's. When the device has less, none. The bits are the same. */
+void spw__model_keep(spw__model *model, uint64_t bytes);
 
 /* Sum over target places of -log softmax(logits)[target], in double. With `grad_scale` not 0 also
  * the backward pass: gradients of grad_scale * loss are added to the trained tensors' grad.

@@ -46,4 +46,10 @@ int32_t spw__tokenizer_bos(const spw__tokenizer *tokenizer);
 int32_t spw__tokenizer_eos(const spw__tokenizer *tokenizer);
 uint32_t spw__tokenizer_vocab(const spw__tokenizer *tokenizer); /* highest id + 1 */
 
+/* Bytes of text that an id stands for; 0 if it is none. */
+size_t spw__tokenizer_token_bytes(const spw__tokenizer *tokenizer, int32_t id);
+
+/* The Jinja text of chat_template.jinja or tokenizer_config.json; "" if there is none. */
+const char *spw__tokenizer_chat_template(const spw__tokenizer *tokenizer);
+
 #endif
