@@ -166,10 +166,10 @@ int main(int argc, char **argv)
     snprintf(how, sizeof how, "%s-%s", library, mode);
     const int tokens[] = {128, 512, 2048};
     for (int i = 0; i < 3; i++) {
-        measure_linear("135M q,o", tokens[i], 576, 576, p, pool, threads, how);
-        measure_linear("135M gate,up", tokens[i], 1536, 576, p, pool, threads, how);
+        measure_linear("135M q and o", tokens[i], 576, 576, p, pool, threads, how);
+        measure_linear("135M gate and up", tokens[i], 1536, 576, p, pool, threads, how);
         measure_linear("135M down", tokens[i], 576, 1536, p, pool, threads, how);
-        measure_linear("demo q,o", tokens[i], 192, 192, p, pool, threads, how);
+        measure_linear("demo q and o", tokens[i], 192, 192, p, pool, threads, how);
         measure_linear("LoRA A", tokens[i], 16, 576, p, pool, threads, how);
         measure_linear("LoRA B", tokens[i], 1536, 16, p, pool, threads, how);
     }

@@ -8,7 +8,7 @@
 #include "base/mem.h"
 #include "dev/dev.h"
 #include "kern/kern.h"
-#include "kern/triad.h"
+#include "cli/triad.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
 /* triad [THREADS]: what the memory moves, by STREAM's triad; by default on all cores. */
-#include "kern/triad.h"
+#include "cli/triad.h"
 
 #include <spillway/spillway.h>
 

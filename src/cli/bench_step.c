@@ -4,7 +4,7 @@
 #include "base/half.h"
 #include "base/mem.h"
 #include "base/pool.h"
-#include "kern/triad.h"
+#include "cli/triad.h"
 
 #include <stdlib.h>
 #include <string.h>

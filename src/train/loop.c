@@ -65,8 +65,6 @@ static int explain_update(const spw__run *run, uint64_t step, int rc)
         remedy = run->asked->pager.paging == SPW_PAGING_OFF
                      ? "; `--paging copy` keeps what does not fit in RAM or on disk"
                      : "; raise --device-mem or lower --page-size";
-    else if (rc == SPW_EHOSTMEM)
-        remedy = "; `--store file:PATH` keeps the state on disk";
     return spw__error(rc, "step %" PRIu64 ", update: %s%s", step, spw_last_error(), remedy);
 }
 

@@ -8,7 +8,7 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
-enum { PLAIN_LINES = 50, GAUGE = 10, WIDTH = 80 };
+enum { PLAIN_LINES = 50, GAUGE = 6, WIDTH = 80 };
 
 void spw__progress_init(spw__progress *progress, FILE *screen, bool live, uint64_t total)
 {
@@ -43,20 +43,40 @@ static void format_left(double seconds, char *text, size_t bytes)
         (void)snprintf(text, bytes, "%u:%02u", (unsigned)(s / 60), (unsigned)(s % 60));
 }
 
-static void format_line(const spw__progress *p, const spw__step_record *r, char *line, size_t bytes)
+/* Short, so that 80 columns hold the live line of a run of thousands of steps. */
+static void format_live(const spw__step_record *r, char *text, size_t bytes)
 {
-    char used[24], has[24], on[24], state[24], left[32], gauge[GAUGE + 1];
-    double seconds = p->ms / 1e3;
-    format_left(seconds / (double)r->step * (double)(p->total - r->step), left, sizeof left);
+    char used[24], has[24], gauge[GAUGE + 1];
+    uint64_t state = r->state_bytes ? r->state_bytes : 1;
     draw_gauge(r, gauge);
-    (void)snprintf(line, bytes,
-                   "step %" PRIu64 "/%" PRIu64 "  loss %.4f  %.0f tok/s  %s left  "
-                   "[%s] %s of %s, state %s of %s",
-                   r->step, p->total, r->loss, (double)p->tokens / (seconds > 0 ? seconds : 1),
-                   left, gauge, spw__format_size(r->device_bytes, used, sizeof used),
+    (void)snprintf(text, bytes, "state %.0f%% [%s] %s/%s",
+                   100.0 * (double)r->resident_bytes / (double)state, gauge,
+                   spw__format_size(r->device_bytes, used, sizeof used),
+                   spw__format_size(r->capacity_bytes, has, sizeof has));
+}
+
+static void format_plain(const spw__step_record *r, char *text, size_t bytes)
+{
+    char used[24], has[24], on[24], state[24];
+    (void)snprintf(text, bytes, "device %s of %s, state on it %s of %s",
+                   spw__format_size(r->device_bytes, used, sizeof used),
                    spw__format_size(r->capacity_bytes, has, sizeof has),
                    spw__format_size(r->resident_bytes, on, sizeof on),
                    spw__format_size(r->state_bytes, state, sizeof state));
+}
+
+static void format_line(const spw__progress *p, const spw__step_record *r, char *line, size_t bytes)
+{
+    char left[32], memory[128];
+    double seconds = p->ms / 1e3;
+    format_left(seconds / (double)r->step * (double)(p->total - r->step), left, sizeof left);
+    if (p->live)
+        format_live(r, memory, sizeof memory);
+    else
+        format_plain(r, memory, sizeof memory);
+    (void)snprintf(line, bytes, "step %" PRIu64 "/%" PRIu64 "  loss %.4f  %.0f tok/s  %s left  %s",
+                   r->step, p->total, r->loss, (double)p->tokens / (seconds > 0 ? seconds : 1),
+                   left, memory);
 }
 
 void spw__progress_step(spw__progress *progress, const spw__step_record *record)

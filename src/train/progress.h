@@ -2,8 +2,9 @@
  * progress.h - what a person watching a run sees: one live line on a terminal, plain lines
  * elsewhere (every step of a short run, about fifty of a long one).
  *
- * A line holds step, loss, tokens a second, the time left, and the memory gauge: what the device
- * has in use of what it has, and how much of the optimizer state is on it. One thread.
+ * A line holds step, loss, tokens a second, the time left, how much of the optimizer state is on
+ * the device, and the gauge: what the device has in use, when the step ended, of what it has. One
+ * thread.
  */
 #ifndef SPW_TRAIN_PROGRESS_H
 #define SPW_TRAIN_PROGRESS_H

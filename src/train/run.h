@@ -37,7 +37,7 @@ typedef struct spw__run {
 int spw__run_open(spw__run *run, const spw__finetune *asked);
 void spw__run_close(spw__run *run);
 
-/* Trained elements, and the optimizer state they take, padding left out. */
+/* Elements of all trained tensors. */
 uint64_t spw__run_elements(const spw__run *run);
 
 #endif

@@ -300,6 +300,42 @@ def test_no_usable_row_is_told(command, model, tmp_path, out):
     assert_refused(finetune(command, model, path, out), out, "rows.jsonl", "no usable row")
 
 
+def test_an_adapter_that_is_none_is_named(command, model, rows, out, tmp_path):
+    arguments = ["--base", "fp32", "--adapter", tmp_path / "adapter"]
+    assert_refused(finetune(command, model, rows, out, *arguments), out, "adapter_config.json")
+    first = finetune(command, model, rows, tmp_path / "adapter", "--base", "fp32", "--steps", 1)
+    assert first.returncode == 0, first.stderr
+    path = tmp_path / "adapter" / "adapter_model.safetensors"
+    path.write_bytes(path.read_bytes()[:-4])
+    assert_refused(finetune(command, model, rows, out, *arguments), out, "adapter_model.safetensors")
+
+
+@pytest.mark.parametrize("base", ["fp32", "bf16", "nf4"])
+def test_every_base_trains_under_a_cap_with_the_state_on_disk(command, model, rows, tmp_path, base):
+    logs = []
+    for options in [["--device-mem", "8MiB", "--state-mem", "0%", "--store",
+                     f"file:{tmp_path / 'store'}"], ["--paging", "off"]]:
+        logs.append(tmp_path / f"log{len(logs)}")
+        result = finetune(command, model, rows, tmp_path / f"out{len(logs)}", "--base", base,
+                          "--steps", 5, *options, "--log", logs[-1])
+        assert result.returncode == 0, result.stderr
+    assert losses(logs[0]) == losses(logs[1])
+
+
+def test_a_host_too_small_for_the_state_says_what_helps(command, model, rows, out):
+    result = finetune(command, model, rows, out, "--base", "fp32", "--host-mem", "64KiB")
+    assert_refused(result, out, "--host-mem", "--store file:PATH")
+
+
+def test_long_rows_are_cut_or_left_out_and_counted_before_step_1(command, model, rows, tmp_path):
+    common = ["--base", "fp32", "--seq", 32]
+    cut = finetune(command, model, rows, tmp_path / "a", *common)
+    assert re.search(r"^\d+ rows are cut to --seq 32$(.|\n)*^step 1/10 ", cut.stdout, re.M)
+    skipped = finetune(command, model, rows, tmp_path / "b", *common, "--too-long", "skip")
+    assert re.search(r"^\d+ rows are longer than --seq and left out$", skipped.stdout, re.M)
+    assert "step 1/10" not in skipped.stdout
+
+
 def test_a_row_past_seq_is_an_error_on_request(command, model, rows, out):
     result = finetune(command, model, rows, out, "--seq", 32, "--too-long", "error")
     assert_refused(result, out, "rows.jsonl", "32")

@@ -5,8 +5,8 @@
  * counts: 24 bytes an element (the store's read for ownership is not). Called by benchmarks; takes
  * 384 MiB and about a second.
  */
-#ifndef SPW_KERN_TRIAD_H
-#define SPW_KERN_TRIAD_H
+#ifndef SPW_CLI_TRIAD_H
+#define SPW_CLI_TRIAD_H
 
 #include "base/pool.h"
 

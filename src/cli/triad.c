@@ -1,4 +1,4 @@
-#include "kern/triad.h"
+#include "cli/triad.h"
 
 #include "base/mem.h"
 #include "kern/loops/select.h"

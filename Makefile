@@ -1,0 +1,38 @@
+# What a user types. `make help` lists it.
+BUILD := build
+VENV := .venv/bin
+
+.PHONY: all help demo test check format bench clean
+
+all: ## build the library and the command (build/spillway)
+	@scripts/setup build
+	@cmake --preset release $(if $(WERROR),-DSPW_WERROR=ON) >/dev/null
+	@cmake --build $(BUILD)
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: all ## fine-tune a small model under a memory cap: unpaged, paged, uncapped (a minute)
+	@scripts/demo
+
+test: ## build and run all tests (minutes, no GPU)
+	@scripts/setup test
+	@$(MAKE) --no-print-directory all
+	@scripts/run_tests $(BUILD)
+
+check: ## include law, sizes of files and functions, format, the header as C++
+	@scripts/setup ci
+	@python3 scripts/check_house.py
+	@c++ -std=c++11 -Wall -Wextra -Wpedantic -Werror -fsyntax-only -x c++ include/spillway/spillway.h
+	@scripts/sources | xargs $(VENV)/clang-format --dry-run -Werror
+
+format: ## format all C
+	@scripts/setup ci
+	@scripts/sources | xargs $(VENV)/clang-format -i
+
+bench: all ## measure, into bench/results
+	@$(VENV)/python bench/step.py
+	@bench/store_fio.sh
+
+clean: ## remove what was built
+	rm -rf build build-*
