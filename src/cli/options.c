@@ -35,10 +35,18 @@ static int next_argument(spw__options *options)
     return SPW__OPTIONS_BAD;
 }
 
+/* getopt leaves in optopt a short option's letter, a known option's code, or 0. */
 static int refuse(const spw__options *options, int answer)
 {
     const char *given = options->argv[optind - 1];
-    const char *why = answer == ':' ? "needs a value" : "unknown option, or not as it is meant";
+    const char letter[] = {'-', (char)optopt, 0};
+    const char *why = "unknown option";
+    if (optopt > 0 && optopt < 256)
+        given = letter;
+    else if (answer == ':')
+        why = "needs a value";
+    else if (optopt)
+        why = "takes no value";
     (void)spw__cli_usage("%s: %s; see spillway %s --help", given, why, options->command);
     return SPW__OPTIONS_BAD;
 }

@@ -93,22 +93,24 @@ static int insert(spw__arena *arena, size_t at, spw__arena_piece piece)
     return 0;
 }
 
-void *spw__arena_alloc(spw__arena *arena, uint64_t bytes, uint64_t align, bool high)
+int spw__arena_alloc(spw__arena *arena, uint64_t bytes, uint64_t align, bool high, void **pointer)
 {
     if (bytes > arena->capacity)
-        return NULL;
+        return SPW_ENOMEM;
     uint64_t rounded = spw__round_up(bytes ? bytes : 1, align);
     for (size_t n = 0; n <= arena->n_pieces; n++) {
         size_t i = high ? arena->n_pieces - n : n;
         uint64_t begin = fit(arena, i, rounded, align, high);
         if (begin == UINT64_MAX)
             continue;
-        if (insert(arena, i, (spw__arena_piece){begin, rounded, high}) < 0)
-            return NULL;
+        int rc = insert(arena, i, (spw__arena_piece){begin, rounded, high});
+        if (rc < 0)
+            return rc;
         unpoison(arena->memory + begin, rounded);
-        return arena->memory + begin;
+        *pointer = arena->memory + begin;
+        return 0;
     }
-    return NULL;
+    return SPW_ENOMEM;
 }
 
 /* Index of the piece that begins at `offset`, or n_pieces. */

@@ -30,9 +30,10 @@ typedef struct spw__arena {
 int spw__arena_init(spw__arena *arena, uint64_t capacity);
 void spw__arena_deinit(spw__arena *arena);
 
-/* `bytes` (rounded up to `align`, at least one) at a multiple of `align` (a power of two). NULL
- * when no gap is wide enough, or after recording SPW_EHOSTMEM when the table cannot grow. */
-void *spw__arena_alloc(spw__arena *arena, uint64_t bytes, uint64_t align, bool high);
+/* `bytes` (rounded up to `align`, at least one) at a multiple of `align` (a power of two).
+ * SPW_ENOMEM, which the caller records, when no gap is wide enough; SPW_EHOSTMEM when the table
+ * cannot grow. */
+int spw__arena_alloc(spw__arena *arena, uint64_t bytes, uint64_t align, bool high, void **pointer);
 
 /* Returns false if the pointer is none of the arena's pieces. */
 bool spw__arena_free(spw__arena *arena, void *pointer);

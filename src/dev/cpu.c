@@ -40,10 +40,12 @@ static void cpu_close(spw_device *device)
     free(cpu);
 }
 
-/* Lock held. */
+/* Lock held. A request that the whole device could not serve counts as the whole device. */
 static void note_use(cpu_device *cpu, uint64_t failed_bytes)
 {
-    uint64_t other = cpu->arena.in_use - cpu->arena.in_use_high + failed_bytes;
+    uint64_t capacity = cpu->arena.capacity;
+    uint64_t other = cpu->arena.in_use - cpu->arena.in_use_high;
+    other = failed_bytes < capacity - other ? other + failed_bytes : capacity;
     cpu->other_peak = other > cpu->other_peak ? other : cpu->other_peak;
     cpu->peak = cpu->arena.in_use > cpu->peak ? cpu->arena.in_use : cpu->peak;
 }
@@ -51,8 +53,8 @@ static void note_use(cpu_device *cpu, uint64_t failed_bytes)
 static int out_of_memory(uint64_t bytes, const spw__arena *arena)
 {
     return spw__error(SPW_ENOMEM,
-                      "out of device memory: asked for %" PRIu64 " bytes; %" PRIu64
-                      " of %" PRIu64 " are in use, the widest gap is %" PRIu64,
+                      "out of device memory: asked for %" PRIu64 " bytes; %" PRIu64 " of %" PRIu64
+                      " are in use, the widest gap is %" PRIu64,
                       bytes, arena->in_use, arena->capacity, spw__arena_widest_gap(arena));
 }
 
@@ -60,17 +62,14 @@ static int cpu_alloc(spw_device *device, uint64_t bytes, spw__dev_use use, void 
 {
     cpu_device *cpu = cpu_of(device);
     bool frame = use == SPW__DEV_FRAME;
-    int rc = 0;
+    uint64_t align = frame ? FRAME_ALIGN : MEMORY_ALIGN;
     spw__lock_take(&cpu->lock);
-    void *memory =
-        spw__arena_alloc(&cpu->arena, bytes, frame ? FRAME_ALIGN : MEMORY_ALIGN, frame);
-    note_use(cpu, memory || frame ? 0 : bytes);
-    if (!memory)
+    int rc = spw__arena_alloc(&cpu->arena, bytes, align, frame, pointer);
+    note_use(cpu, rc < 0 && !frame ? bytes : 0);
+    if (rc == SPW_ENOMEM)
         rc = out_of_memory(bytes, &cpu->arena);
     spw__arena_check(&cpu->arena);
     spw__lock_drop(&cpu->lock);
-    if (memory)
-        *pointer = memory;
     return rc;
 }
 

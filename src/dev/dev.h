@@ -41,8 +41,8 @@ typedef struct spw__dev_usage {
 
 struct spw_device {
     const spw__dev_ops *ops;
-    spw__pool *pool;   /* threads for host loops over device memory; cpu device only, else NULL */
-    bool host_memory;  /* the CPU can read and write device memory: stores may do I/O to it */
+    spw__pool *pool;  /* threads for host loops over device memory; cpu device only, else NULL */
+    bool host_memory; /* the CPU can read and write device memory: stores may do I/O to it */
 };
 
 /* The table. Required slots first; all are checked once by spw_device_open. */

@@ -4,6 +4,7 @@
 #include "base/file.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 int spw__json_parse(const char *text, size_t bytes, const char *where, bool unique,
                     json_t **document)
@@ -17,8 +18,11 @@ int spw__json_parse(const char *text, size_t bytes, const char *where, bool uniq
         *document = json_loadb(text, bytes, flags | JSON_DECODE_INT_AS_REAL, &error);
     if (*document)
         return 0;
-    return spw__error(SPW_EFORMAT, "%s: not JSON: line %d, column %d: %s", where, error.line,
-                      error.column, error.text);
+    if (bytes && !memchr(text, '\n', bytes - 1)) /* a line of a file: `where` names it */
+        return spw__error(SPW_EFORMAT, "%s: not JSON: column %d (byte %d): %s", where, error.column,
+                          error.position, error.text);
+    return spw__error(SPW_EFORMAT, "%s: not JSON: line %d, column %d (byte %d): %s", where,
+                      error.line, error.column, error.position, error.text);
 }
 
 int spw__json_load(const char *path, uint64_t max_bytes, json_t **document)

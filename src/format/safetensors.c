@@ -22,16 +22,16 @@ typedef struct dtype_info {
 } dtype_info;
 
 static const dtype_info dtypes[] = {
-    {"F32", 32, SPW__DTYPE_F32},        {"F16", 16, SPW__DTYPE_F16},
-    {"BF16", 16, SPW__DTYPE_BF16},      {"U8", 8, SPW__DTYPE_U8},
-    {"BOOL", 8, SPW__DTYPE_OTHER},      {"I8", 8, SPW__DTYPE_OTHER},
-    {"F8_E5M2", 8, SPW__DTYPE_OTHER},   {"F8_E4M3", 8, SPW__DTYPE_OTHER},
-    {"F8_E8M0", 8, SPW__DTYPE_OTHER},   {"F4", 4, SPW__DTYPE_OTHER},
-    {"F6_E2M3", 6, SPW__DTYPE_OTHER},   {"F6_E3M2", 6, SPW__DTYPE_OTHER},
-    {"I16", 16, SPW__DTYPE_OTHER},      {"U16", 16, SPW__DTYPE_OTHER},
-    {"I32", 32, SPW__DTYPE_OTHER},      {"U32", 32, SPW__DTYPE_OTHER},
-    {"I64", 64, SPW__DTYPE_OTHER},      {"U64", 64, SPW__DTYPE_OTHER},
-    {"F64", 64, SPW__DTYPE_OTHER},      {"C64", 64, SPW__DTYPE_OTHER},
+    {"F32", 32, SPW__DTYPE_F32},      {"F16", 16, SPW__DTYPE_F16},
+    {"BF16", 16, SPW__DTYPE_BF16},    {"U8", 8, SPW__DTYPE_U8},
+    {"BOOL", 8, SPW__DTYPE_OTHER},    {"I8", 8, SPW__DTYPE_OTHER},
+    {"F8_E5M2", 8, SPW__DTYPE_OTHER}, {"F8_E4M3", 8, SPW__DTYPE_OTHER},
+    {"F8_E8M0", 8, SPW__DTYPE_OTHER}, {"F4", 4, SPW__DTYPE_OTHER},
+    {"F6_E2M3", 6, SPW__DTYPE_OTHER}, {"F6_E3M2", 6, SPW__DTYPE_OTHER},
+    {"I16", 16, SPW__DTYPE_OTHER},    {"U16", 16, SPW__DTYPE_OTHER},
+    {"I32", 32, SPW__DTYPE_OTHER},    {"U32", 32, SPW__DTYPE_OTHER},
+    {"I64", 64, SPW__DTYPE_OTHER},    {"U64", 64, SPW__DTYPE_OTHER},
+    {"F64", 64, SPW__DTYPE_OTHER},    {"C64", 64, SPW__DTYPE_OTHER},
 };
 enum { N_DTYPES = sizeof dtypes / sizeof *dtypes };
 
@@ -134,15 +134,14 @@ static int read_offsets(const spw__safetensors *file, spw__tensor *tensor, const
     uint64_t data_bytes = file->map_bytes - data_begin;
     if (begin > end || end > data_bytes)
         return spw__error(SPW_EFORMAT,
-                          "%s: tensor %s: bytes %" PRIu64 " to %" PRIu64 " of data that has %" PRIu64
-                          ": truncated?",
+                          "%s: tensor %s: bytes %" PRIu64 " to %" PRIu64
+                          " of data that has %" PRIu64 ": truncated?",
                           file->path, tensor->name, begin, end, data_bytes);
     if (__builtin_mul_overflow(tensor->n, bits, &wanted) || wanted % 8 || wanted / 8 != end - begin)
-        return spw__error(SPW_EFORMAT,
-                          "%s: tensor %s: %" PRIu64 " bytes at byte %" PRIu64
-                          " do not fit its shape and %s",
-                          file->path, tensor->name, end - begin, data_begin + begin,
-                          tensor->dtype_name);
+        return spw__error(
+            SPW_EFORMAT,
+            "%s: tensor %s: %" PRIu64 " bytes at byte %" PRIu64 " do not fit its shape and %s",
+            file->path, tensor->name, end - begin, data_begin + begin, tensor->dtype_name);
     tensor->bytes = end - begin;
     tensor->data = (const char *)file->map + data_begin + begin;
     return 0;
@@ -205,6 +204,18 @@ static int check_cover(spw__safetensors *file, uint64_t data_begin)
     return 0;
 }
 
+/* Nothing of it is used; the format says what it may be. */
+static int check_metadata(const spw__safetensors *file, json_t *metadata)
+{
+    const char *key;
+    json_t *value;
+    bool fine = json_is_object(metadata);
+    json_object_foreach(metadata, key, value) fine = fine && json_is_string(value);
+    return fine ? 0
+                : spw__error(SPW_EFORMAT, "%s: byte 8: __metadata__ is not an object of strings",
+                             file->path);
+}
+
 static int read_tensors(spw__safetensors *file, json_t *header, uint64_t data_begin)
 {
     const char *name;
@@ -214,9 +225,8 @@ static int read_tensors(spw__safetensors *file, json_t *header, uint64_t data_be
         return SPW_EHOSTMEM;
     json_object_foreach(header, name, entry)
     {
-        if (strcmp(name, "__metadata__") == 0)
-            continue;
-        int rc = read_tensor(file, name, entry, data_begin);
+        int rc = strcmp(name, "__metadata__") == 0 ? check_metadata(file, entry)
+                                                   : read_tensor(file, name, entry, data_begin);
         if (rc < 0)
             return rc;
     }

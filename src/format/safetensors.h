@@ -1,10 +1,10 @@
 /*
  * safetensors.h - reading and writing safetensors files.
  *
- * Format (huggingface/safetensors): a u64 little-endian header length of at most 100,000,000, a JSON
- * object {name: {dtype, shape, data_offsets [begin, end)}, "__metadata__": {string: string}}, then
- * the data, row-major little-endian, without holes or overlaps. A reader trusts nothing: a lie is
- * SPW_EFORMAT and names the file, the tensor and the byte.
+ * Format (huggingface/safetensors): a u64 little-endian header length of at most 100,000,000, a
+ * JSON object {name: {dtype, shape, data_offsets [begin, end)}, "__metadata__": {string: string}},
+ * then the data, row-major little-endian, without holes or overlaps. A reader trusts nothing: a lie
+ * is SPW_EFORMAT and names the file, the tensor and the byte.
  *
  * A reader maps the file; tensors point into the map until it is closed. A writer streams tensors
  * in the order it was told, under a temporary name (base/file.h). One thread each.
@@ -30,7 +30,7 @@ enum { SPW__TENSOR_DIMS = 8 };
 typedef struct spw__tensor {
     char *name;
     const void *data;
-    uint64_t n;     /* elements */
+    uint64_t n; /* elements */
     uint64_t bytes;
     uint64_t shape[SPW__TENSOR_DIMS];
     uint32_t dims;

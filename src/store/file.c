@@ -51,7 +51,7 @@ static int file_grow(spw__store *store, uint64_t n_slots)
         return 0;
     /* What was taken before the disk was full goes back. */
     if (ftruncate(file->fd, (off_t)(store->n_slots * store->slot_bytes)) < 0)
-        failed = failed ? failed : errno;
+        failed = errno;
     if (failed == EFBIG)
         failed = ENOSPC;
     return spw__error_errno(failed, "%s: cannot take %" PRIu64 " bytes for the optimizer state",

@@ -13,6 +13,7 @@
 #include <errno.h>
 #include <liburing.h>
 #include <stdlib.h>
+#include <time.h>
 
 typedef struct uring_engine {
     spw__file_engine engine; /* first */
@@ -71,14 +72,22 @@ static void finish(uring_engine *u, spw__store_io *io, int result)
         spw__file_transfer(u->engine.fd, io, result > 0 ? (uint64_t)result : 0);
 }
 
+/* The kernel took nothing (it may be short of memory), so there is nothing to wait for. */
+static int try_later(void)
+{
+    (void)nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    return -EAGAIN;
+}
+
 /* Lock held on entry and exit, dropped between. */
 static void reap(uring_engine *u)
 {
     struct io_uring_cqe *cqe;
     u->reaping = true;
     (void)io_uring_submit(&u->ring);
+    bool kernel_has_some = u->in_flight > io_uring_sq_ready(&u->ring);
     spw__lock_drop(&u->lock);
-    int rc = io_uring_wait_cqe(&u->ring, &cqe);
+    int rc = kernel_has_some ? io_uring_wait_cqe(&u->ring, &cqe) : try_later();
     spw__store_io *io = NULL;
     if (rc == 0) {
         io = io_uring_cqe_get_data(cqe);

@@ -46,8 +46,10 @@ static int check_room(const ram_store *ram, uint64_t bytes)
                           " bytes of host memory, over the cap of %" PRIu64
                           " (--host-mem): raise it or use --store file:PATH",
                           bytes, ram->host_mem);
+    /* While grow copies, what was there is there twice. */
+    uint64_t more = bytes - ram->bytes > ram->bytes ? bytes - ram->bytes : ram->bytes;
     uint64_t available = available_memory();
-    if (bytes - ram->bytes > available)
+    if (more > available)
         return spw__error(SPW_EHOSTMEM,
                           "the optimizer state needs %" PRIu64 " bytes of host memory and %" PRIu64
                           " are available: use --store file:PATH",

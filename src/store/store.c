@@ -5,6 +5,7 @@
 #include "base/lock.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <stdatomic.h>
 #include <string.h>
 
@@ -31,6 +32,8 @@ static bool fault_is_due(atomic_uint_fast64_t *countdown)
 
 int spw__store_open(const spw__store_config *config, spw__store **store)
 {
+    if (!config->name)
+        return spw__error(SPW_EINVAL, "a store needs a name: use ram or file:PATH");
     if (strcmp(config->name, "ram") == 0)
         return spw__store_ram_open(config, store);
     if (strncmp(config->name, "file:", 5) == 0 && config->name[5])
@@ -49,6 +52,9 @@ int spw__store_grow(spw__store *store, uint64_t slot_bytes, uint64_t n_slots)
     spw__lock_assert_none();
     if (n_slots <= store->n_slots)
         return 0;
+    if (n_slots > INT64_MAX / slot_bytes)
+        return spw__error(SPW_EINVAL, "a store cannot have %" PRIu64 " slots of %" PRIu64 " bytes",
+                          n_slots, slot_bytes);
     uint64_t before = store->slot_bytes;
     store->slot_bytes = slot_bytes;
     int rc = store->ops->grow(store, n_slots);
@@ -82,8 +88,7 @@ void spw__store_start_read(spw__store *store, spw__store_io *io, uint64_t slot, 
     start(store, io, fault_is_due(&read_countdown));
 }
 
-void spw__store_start_write(spw__store *store, spw__store_io *io, uint64_t slot,
-                            const void *memory)
+void spw__store_start_write(spw__store *store, spw__store_io *io, uint64_t slot, const void *memory)
 {
     /* A write only reads `memory`; one field serves both directions. */
     *io = (spw__store_io){

@@ -23,7 +23,7 @@ typedef struct spw__store spw__store;
 typedef struct spw__store_ops spw__store_ops;
 
 typedef struct spw__store_config {
-    const char *name;    /* "ram" or "file:PATH" */
+    const char *name;  /* "ram" or "file:PATH" */
     uint64_t host_mem; /* cap of the ram store, bytes; 0: none */
     uint32_t io_depth; /* file: requests in flight, >= 1 */
 } spw__store_config;
@@ -35,36 +35,36 @@ typedef struct spw__store_io {
     spw__store *store;
     void *memory;
     uint64_t slot;
-    int result;  /* SPW_... once done */
-    int os_error;/* errno of it */
+    int result;   /* SPW_... once done */
+    int os_error; /* errno of it */
     bool write;
-    bool done;   /* under the store's lock */
+    bool done; /* under the store's lock */
 } spw__store_io;
 
 struct spw__store {
     const spw__store_ops *ops;
     uint64_t slot_bytes; /* 0 until the first grow */
     uint64_t n_slots;    /* that grow has made */
-    bool addressable;   /* spw__store_slot works; read and write are then not used */
+    bool addressable;    /* spw__store_slot works; read and write are then not used */
     bool direct_io;
 };
 
 struct spw__store_ops {
     const char *name;
     void (*close)(spw__store *store);
-    int (*grow)(spw__store *store, uint64_t n_slots); /* slot_bytes is set already */
-    void *(*slot)(spw__store *store, uint64_t slot);        /* NULL unless addressable */
-    void (*start)(spw__store *store, spw__store_io *io);    /* NULL if addressable */
-    int (*wait)(spw__store *store, spw__store_io *io);      /* NULL if addressable */
+    int (*grow)(spw__store *store, uint64_t n_slots);    /* slot_bytes is set already */
+    void *(*slot)(spw__store *store, uint64_t slot);     /* NULL unless addressable */
+    void (*start)(spw__store *store, spw__store_io *io); /* NULL if addressable */
+    int (*wait)(spw__store *store, spw__store_io *io);   /* NULL if addressable */
 };
 
 int spw__store_open(const spw__store_config *config, spw__store **store);
 void spw__store_close(spw__store *store); /* NULL is allowed */
 
 /* Makes at least `n_slots` slots (never fewer than there are), with zero bytes in new ones. Slots
- * that exist may move in address. `slot_bytes` is a multiple of 4096 and the same in every call (the
- * page size is known only when all parameters are, after the store was opened).
- * SPW_EHOSTMEM over host_mem or out of RAM, SPW_ENOSPC; then nothing changed, slot_bytes neither. */
+ * that exist may move in address. `slot_bytes` is a multiple of 4096 and the same in every call
+ * (the page size is known only when all parameters are, after the store was opened). SPW_EHOSTMEM
+ * over host_mem or out of RAM, SPW_ENOSPC; then nothing changed, slot_bytes neither. */
 int spw__store_grow(spw__store *store, uint64_t slot_bytes, uint64_t n_slots);
 
 /* Address of a slot of an addressable store; stable until the next grow. */
@@ -74,7 +74,8 @@ void *spw__store_slot(spw__store *store, uint64_t slot);
  * which must stay until spw__store_wait(io) returned. Never fails here: wait tells. At most
  * io_depth requests are served at once; more queue up. */
 void spw__store_start_read(spw__store *store, spw__store_io *io, uint64_t slot, void *memory);
-void spw__store_start_write(spw__store *store, spw__store_io *io, uint64_t slot, const void *memory);
+void spw__store_start_write(spw__store *store, spw__store_io *io, uint64_t slot,
+                            const void *memory);
 int spw__store_wait(spw__store *store, spw__store_io *io);
 
 /* RAM that the store holds now. */

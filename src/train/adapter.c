@@ -126,12 +126,12 @@ int spw__adapter_create(spw__weights *weights, const spw__adapter_config *config
     for (uint32_t layer = 0; rc == 0 && layer < weights->config.layers; layer++)
         for (int which = 0; which < SPW__N_LINEAR; which++)
             if (config->targets >> which & 1)
-                fill_a(&weights->blocks[layer].linear[which], config->seed, layer,
-                       (uint32_t)which);
+                fill_a(&weights->blocks[layer].linear[which], config->seed, layer, (uint32_t)which);
     return rc;
 }
 
-/* ------------------------------------------------------------------------------------ reading -- */
+/* ------------------------------------------------------------------------------------ reading --
+ */
 
 static bool is_set(const json_t *value)
 {
@@ -142,30 +142,73 @@ static bool is_set(const json_t *value)
 }
 
 /* Fields of PEFT that change the arithmetic or which tensors there are. */
+static const char *const unsupported[] = {
+    "use_dora",
+    "modules_to_save",
+    "rank_pattern",
+    "alpha_pattern",
+    "fan_in_fan_out",
+    "lora_bias",
+    "layers_to_transform",
+    "layers_pattern",
+    "trainable_token_indices",
+    "target_parameters",
+    "use_qalora",
+    "use_bdlora",
+    "exclude_modules",
+    "layer_replication",
+    "alora_invocation_tokens",
+    "arrow_config",
+    "kasa_config",
+    "monteclora_config",
+};
+
+/* Some ways to begin (pissa, olora, corda, loftq ...) change the base's matrices too. */
+static int check_start(const json_t *root, const char *path)
+{
+    static const char *const harmless[] = {"gaussian", "eva", "orthogonal"};
+    const char *start = json_string_value(json_object_get(root, "init_lora_weights"));
+    if (!start)
+        return 0;
+    for (size_t i = 0; i < sizeof harmless / sizeof *harmless; i++)
+        if (strcmp(start, harmless[i]) == 0)
+            return 0;
+    return spw__error(SPW_ENOTSUP,
+                      "%s: \"init_lora_weights\" %s changes the base: convert the adapter to plain "
+                      "LoRA when saving it",
+                      path, start);
+}
+
 static int check_unsupported(const json_t *root, const char *path)
 {
-    static const char *const fields[] = {
-        "use_dora",     "modules_to_save", "rank_pattern",     "alpha_pattern",
-        "fan_in_fan_out", "lora_bias",     "layers_to_transform", "layers_pattern",
-        "trainable_token_indices", "target_parameters", "use_qalora", "exclude_modules",
-    };
     const char *bias = "none", *kind = "LORA";
-    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
-        if (is_set(json_object_get(root, fields[i])))
-            return spw__error(SPW_ENOTSUP, "%s: \"%s\" is not supported", path, fields[i]);
+    for (size_t i = 0; i < sizeof unsupported / sizeof *unsupported; i++)
+        if (is_set(json_object_get(root, unsupported[i])))
+            return spw__error(SPW_ENOTSUP, "%s: \"%s\" is not supported", path, unsupported[i]);
     int rc = spw__json_get_string(root, "bias", path, false, &bias);
     if (rc == 0)
         rc = spw__json_get_string(root, "peft_type", path, false, &kind);
     if (rc == 0 && (strcmp(bias, "none") != 0 || strcmp(kind, "LORA") != 0))
         rc = spw__error(SPW_ENOTSUP, "%s: peft_type %s with bias %s: LORA with none is supported",
                         path, kind, bias);
-    return rc;
+    return rc == 0 ? check_start(root, path) : rc;
+}
+
+/* For a small model PEFT writes the layers of "all-linear" one by one:
+ * "model.layers.0.mlp.up_proj". That it means every block is seen from the tensors. */
+static const char *without_layer(const char *name)
+{
+    int length = 0;
+    unsigned layer;
+    (void)sscanf(name, "model.layers.%u.%n", &layer, &length);
+    return name + length;
 }
 
 static int add_target(const json_t *word, const char *path, uint32_t *targets)
 {
     const char *name = json_string_value(word);
-    int which = name ? target_of(name, strlen(name)) : -1;
+    const char *short_form = name ? without_layer(name) : "";
+    int which = target_of(short_form, strlen(short_form));
     if (which < 0)
         return spw__error(SPW_ENOTSUP,
                           "%s: target module \"%s\" is none of the seven linear layers", path,
@@ -251,8 +294,8 @@ static int read_pairs(spw__weights *weights, const char *directory)
     for (size_t i = 0; rc == 0 && i < n; i++)
         rc = read_pair_tensor(&file, &list[i]);
     if (rc == 0 && file.n_tensors != n)
-        rc = spw__error(SPW_ENOTSUP, "%s: has %zu tensors, its config and the model make %zu",
-                        path, file.n_tensors, n);
+        rc = spw__error(SPW_ENOTSUP, "%s: has %zu tensors, its config and the model make %zu", path,
+                        file.n_tensors, n);
     free(list);
     spw__safetensors_close(&file);
     free(path);
@@ -267,7 +310,8 @@ int spw__adapter_load(spw__weights *weights, const char *directory, spw__adapter
     return rc == 0 ? read_pairs(weights, directory) : rc;
 }
 
-/* ------------------------------------------------------------------------------------ writing -- */
+/* ------------------------------------------------------------------------------------ writing --
+ */
 
 /* A whole number is written as one, as PEFT does. */
 static json_t *number(double value)
@@ -282,14 +326,14 @@ static json_t *make_config(const spw__adapter_config *config, const char *base)
     for (int which = 0; which < SPW__N_LINEAR; which++)
         if (config->targets >> which & 1)
             (void)json_array_append_new(targets, json_string(short_name(which)));
-    return json_pack("{s:s, s:s, s:s, s:i, s:o, s:o, s:s, s:o, s:b, s:b, s:b, s:b, s:n, s:{}, s:{}, "
-                     "s:b}",
-                     "peft_type", "LORA", "task_type", "CAUSAL_LM", "base_model_name_or_path", base,
-                     "r", (int)config->rank, "lora_alpha", number(config->alpha), "lora_dropout",
-                     json_real(config->dropout), "bias", "none", "target_modules", targets,
-                     "use_rslora", (int)config->rslora, "use_dora", 0, "fan_in_fan_out", 0,
-                     "inference_mode", 1, "modules_to_save", "rank_pattern", "alpha_pattern",
-                     "init_lora_weights", 1);
+    return json_pack(
+        "{s:s, s:s, s:s, s:i, s:o, s:o, s:s, s:o, s:b, s:b, s:b, s:b, s:n, s:{}, s:{}, "
+        "s:b}",
+        "peft_type", "LORA", "task_type", "CAUSAL_LM", "base_model_name_or_path", base, "r",
+        (int)config->rank, "lora_alpha", number(config->alpha), "lora_dropout",
+        json_real(config->dropout), "bias", "none", "target_modules", targets, "use_rslora",
+        (int)config->rslora, "use_dora", 0, "fan_in_fan_out", 0, "inference_mode", 1,
+        "modules_to_save", "rank_pattern", "alpha_pattern", "init_lora_weights", 1);
 }
 
 static int save_config(const spw__adapter_config *config, const char *base, const char *path)

@@ -2,9 +2,9 @@
  * adapter.h - LoRA pairs: new ones, ones read from a PEFT adapter directory, and written as one.
  *
  * Files: adapter_config.json and adapter_model.safetensors with keys
- * base_model.model.model.layers.N.self_attn.q_proj.lora_A.weight [r, in] and lora_B.weight [out, r].
- * Fields of PEFT that would change the arithmetic and are not implemented (dora, modules_to_save,
- * bias, rank_pattern ...) are refused by name.
+ * base_model.model.model.layers.N.self_attn.q_proj.lora_A.weight [r, in] and lora_B.weight [out,
+ * r]. Fields of PEFT that would change the arithmetic and are not implemented (dora,
+ * modules_to_save, bias, rank_pattern ...) are refused by name.
  */
 #ifndef SPW_TRAIN_ADAPTER_H
 #define SPW_TRAIN_ADAPTER_H

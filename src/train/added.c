@@ -2,6 +2,7 @@
 
 #include "base/error.h"
 #include "base/mem.h"
+#include "train/unicode.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -83,41 +84,13 @@ const spw__added_token *spw__added_by_id(const spw__added *added, int32_t id)
 
 /* ------------------------------------------------------------------------- neighbours of one -- */
 
-static bool is_word(utf8proc_int32_t code)
-{
-    switch (utf8proc_category(code)) {
-    case UTF8PROC_CATEGORY_LU:
-    case UTF8PROC_CATEGORY_LL:
-    case UTF8PROC_CATEGORY_LT:
-    case UTF8PROC_CATEGORY_LM:
-    case UTF8PROC_CATEGORY_LO:
-    case UTF8PROC_CATEGORY_MN:
-    case UTF8PROC_CATEGORY_MC:
-    case UTF8PROC_CATEGORY_ME:
-    case UTF8PROC_CATEGORY_ND:
-    case UTF8PROC_CATEGORY_NL:
-    case UTF8PROC_CATEGORY_PC:
-        return true;
-    default:
-        return code == 0x200C || code == 0x200D;
-    }
-}
-
-static bool is_space(utf8proc_int32_t code)
-{
-    return (code >= 9 && code <= 13) || code == 0x85 ||
-           utf8proc_category(code) == UTF8PROC_CATEGORY_ZS ||
-           utf8proc_category(code) == UTF8PROC_CATEGORY_ZL ||
-           utf8proc_category(code) == UTF8PROC_CATEGORY_ZP;
-}
-
 /* The character that begins at, or ends before, a place; its length, 0 at the text's end. */
 static size_t char_at(const char *text, size_t bytes, size_t at, utf8proc_int32_t *code)
 {
     if (at >= bytes)
         return 0;
-    utf8proc_ssize_t n = utf8proc_iterate((const utf8proc_uint8_t *)text + at,
-                                          (utf8proc_ssize_t)(bytes - at), code);
+    utf8proc_ssize_t n =
+        utf8proc_iterate((const utf8proc_uint8_t *)text + at, (utf8proc_ssize_t)(bytes - at), code);
     return n > 0 ? (size_t)n : 0;
 }
 
@@ -132,16 +105,16 @@ static size_t char_before(const char *text, size_t at, utf8proc_int32_t *code)
 static bool stands_alone(const char *text, size_t bytes, size_t begin, size_t end)
 {
     utf8proc_int32_t code;
-    if (char_before(text, begin, &code) && is_word(code))
+    if (char_before(text, begin, &code) && spw__is_word(code))
         return false;
-    return !(char_at(text, bytes, end, &code) && is_word(code));
+    return !(char_at(text, bytes, end, &code) && spw__is_word(code));
 }
 
 static size_t strip_left(const char *text, size_t least, size_t begin)
 {
     utf8proc_int32_t code;
     size_t n;
-    while (begin > least && (n = char_before(text, begin, &code)) && is_space(code))
+    while (begin > least && (n = char_before(text, begin, &code)) && spw__is_space(code))
         begin -= n;
     return begin > least ? begin : least;
 }
@@ -150,12 +123,13 @@ static size_t strip_right(const char *text, size_t bytes, size_t end)
 {
     utf8proc_int32_t code;
     size_t n;
-    while ((n = char_at(text, bytes, end, &code)) && is_space(code))
+    while ((n = char_at(text, bytes, end, &code)) && spw__is_space(code))
         end += n;
     return end;
 }
 
-/* ------------------------------------------------------------------------------------ cutting -- */
+/* ------------------------------------------------------------------------------------ cutting --
+ */
 
 static const spw__added_token *token_at(const spw__added *added, bool normalized, const char *text,
                                         size_t bytes)

@@ -23,7 +23,7 @@ typedef struct spw__added_token {
 typedef struct spw__added {
     spw__added_token *tokens; /* by first byte, then longest first */
     size_t n;
-    size_t first[257];        /* tokens of first byte b: first[b] .. first[b + 1] - 1 */
+    size_t first[257]; /* tokens of first byte b: first[b] .. first[b + 1] - 1 */
 } spw__added;
 
 int spw__added_load(spw__added *added, const json_t *list, const char *where);

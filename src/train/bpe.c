@@ -90,9 +90,8 @@ static int add_merge(spw__bpe *bpe, const json_t *entry, const char *where, size
     free(whole);
     if (left < 0 || right < 0 || id < 0)
         return bad_merge(where, index, "names a token that is not in model.vocab");
-    spw__merge *slot = slot_of(bpe, (uint64_t)(uint32_t)left << 32 | (uint32_t)right);
-    if (slot->pair == UINT64_MAX)
-        *slot = (spw__merge){(uint64_t)(uint32_t)left << 32 | (uint32_t)right, (uint32_t)index, id};
+    uint64_t pair = (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
+    *slot_of(bpe, pair) = (spw__merge){pair, (uint32_t)index, id}; /* of two, the later counts */
     return 0;
 }
 
@@ -175,6 +174,7 @@ int spw__bpe_load(spw__bpe *bpe, const json_t *model, const char *where)
 {
     *bpe = (spw__bpe){.vocab = json_object_get(model, "vocab"), .unknown = -1};
     bpe->ignore_merges = json_is_true(json_object_get(model, "ignore_merges"));
+    bpe->fuse_unknown = json_is_true(json_object_get(model, "fuse_unk"));
     int rc = check_kind(model, where);
     if (rc == 0)
         rc = load_vocab(bpe, where);
@@ -182,8 +182,7 @@ int spw__bpe_load(spw__bpe *bpe, const json_t *model, const char *where)
         rc = load_merges(bpe, json_object_get(model, "merges"), where);
     const json_t *unknown = json_object_get(model, "unk_token");
     if (rc == 0 && json_is_string(unknown))
-        bpe->unknown =
-            spw__bpe_find(bpe, json_string_value(unknown), json_string_length(unknown));
+        bpe->unknown = spw__bpe_find(bpe, json_string_value(unknown), json_string_length(unknown));
     if (rc < 0)
         spw__bpe_free(bpe);
     return rc;
@@ -207,9 +206,9 @@ typedef struct symbol {
 /* A pair that may be merged; stale once either side changed. */
 typedef struct candidate {
     uint32_t rank;
-    int32_t at;         /* left symbol */
-    int32_t left, right;/* ids then */
-    int32_t id;         /* merged */
+    int32_t at;          /* left symbol */
+    int32_t left, right; /* ids then */
+    int32_t id;          /* merged */
 } candidate;
 
 typedef struct work {
@@ -297,9 +296,12 @@ static int merge_all(const spw__bpe *bpe, work *w, int32_t n)
 static int32_t make_symbols(const spw__bpe *bpe, const char *piece, size_t bytes, symbol *symbols)
 {
     int32_t n = 0;
+    bool lacked = false; /* the byte before was not in the vocabulary */
     for (size_t i = 0; i < bytes; i++) {
         int32_t id = bpe->byte_ids[(uint8_t)piece[i]];
-        if (id < 0 && bpe->unknown < 0)
+        bool fused = id < 0 && lacked && bpe->fuse_unknown;
+        lacked = id < 0;
+        if (fused || (id < 0 && bpe->unknown < 0))
             continue;
         symbols[n] = (symbol){id < 0 ? bpe->unknown : id, n + 1, n - 1, true};
         n++;

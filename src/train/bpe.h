@@ -18,13 +18,14 @@ typedef struct spw__merge {
 } spw__merge;
 
 typedef struct spw__bpe {
-    const json_t *vocab;  /* token text -> id; belongs to the document */
-    spw__merge *table;    /* open addressing, a power of two */
+    const json_t *vocab; /* token text -> id; belongs to the document */
+    spw__merge *table;   /* open addressing, a power of two */
     size_t table_size;
-    int32_t byte_ids[256];/* id of each byte's character, -1: not in the vocabulary */
-    int32_t unknown;      /* takes the place of such a byte; -1: it is dropped */
-    bool ignore_merges;   /* a piece that is a token as a whole is not merged up to it */
-    int32_t highest;      /* id */
+    int32_t byte_ids[256]; /* id of each byte's character, -1: not in the vocabulary */
+    int32_t unknown;       /* takes the place of such a byte; -1: it is dropped */
+    bool fuse_unknown;     /* such bytes in a row are one unknown token */
+    bool ignore_merges;    /* a piece that is a token as a whole is not merged up to it */
+    int32_t highest;       /* id */
 } spw__bpe;
 
 /* `model` is the "model" object. SPW_EFORMAT, SPW_ENOTSUP name `where` and the part. */

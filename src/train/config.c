@@ -205,7 +205,8 @@ static int read_rope_factors(const reader *r, const json_t *rope)
     bool apart = c->rope != SPW__ROPE_LLAMA3 ||
                  (c->rope_low > 0 && c->rope_high > c->rope_low && c->rope_original > 0);
     if (!(c->rope_factor >= 1) || !apart)
-        return spw__error(SPW_EFORMAT, "%s: the factors of its rope scaling make no sense", r->path);
+        return spw__error(SPW_EFORMAT, "%s: the factors of its rope scaling make no sense",
+                          r->path);
     return 0;
 }
 
@@ -226,26 +227,36 @@ static int read_rope_type(const reader *r, const json_t *rope)
     return read_rope_factors(r, rope);
 }
 
+/* Both versions of transformers may have it; 5 puts it beside theta. */
+static int check_whole_rotation(const reader *r, const json_t *object)
+{
+    double partial = 1;
+    int rc = spw__json_get_real(object, "partial_rotary_factor", r->path, false, &partial);
+    if (rc == 0 && partial != 1)
+        rc = spw__error(SPW_ENOTSUP, "%s: \"partial_rotary_factor\" %g: only 1 is supported",
+                        r->path, partial);
+    return rc;
+}
+
 static int read_rope(const reader *r)
 {
     spw__model_config *c = r->config;
     const json_t *rope = rope_object(r);
     c->rope_theta = 10000;
     int rc = spw__json_get_real(r->root, "rope_theta", r->path, false, &c->rope_theta);
+    if (rc == 0)
+        rc = check_whole_rotation(r, r->root);
     if (rc == 0 && json_is_object(rope)) {
         rc = spw__json_get_real(rope, "rope_theta", r->path, false, &c->rope_theta);
         if (rc == 0)
+            rc = check_whole_rotation(r, rope);
+        if (rc == 0)
             rc = read_rope_type(r, rope);
     }
-    double partial = 1;
-    if (rc == 0)
-        rc = spw__json_get_real(r->root, "partial_rotary_factor", r->path, false, &partial);
-    if (rc < 0)
-        return rc;
-    if (!(c->rope_theta >= 1) || partial != 1)
-        return spw__error(SPW_EFORMAT, "%s: \"rope_theta\" %g or a partial rotation of %g", r->path,
-                          c->rope_theta, partial);
-    return 0;
+    if (rc == 0 && !(c->rope_theta >= 1))
+        rc = spw__error(SPW_EFORMAT, "%s: \"rope_theta\" is %g, not 1 or more", r->path,
+                        c->rope_theta);
+    return rc;
 }
 
 /* -------------------------------------------------------------------------------------------- */

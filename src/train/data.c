@@ -20,15 +20,16 @@ typedef struct reading {
     const spw__data_config *config;
     spw__data *data;
     size_t capacity;
-    shape shape;             /* of the file, by its first row */
-    spw__template chat;      /* chosen when first needed */
+    shape shape;        /* of the file, by its first row */
+    spw__template chat; /* chosen when first needed */
     bool chat_chosen;
-    spw__ids ids, counted;   /* of the row under way */
+    spw__ids ids, counted; /* of the row under way */
     uint64_t line;
-    char where[512];         /* "FILE:LINE" */
+    char where[512]; /* "FILE:LINE" */
 } reading;
 
-/* ------------------------------------------------------------------------------------- shapes -- */
+/* ------------------------------------------------------------------------------------- shapes --
+ */
 
 static bool has(const json_t *row, const char *key)
 {
@@ -52,10 +53,11 @@ static int check_shape(reading *r, const json_t *row)
         return spw__error(SPW_EFORMAT, "%s: not a JSON object", r->where);
     shape found = shape_of(row);
     if (found == SHAPE_NONE)
-        return spw__error(SPW_EFORMAT,
-                          "%s: has none of \"text\", \"prompt\" and \"completion\", \"instruction\" "
-                          "and \"output\", \"messages\"",
-                          r->where);
+        return spw__error(
+            SPW_EFORMAT,
+            "%s: has none of \"text\", \"prompt\" and \"completion\", \"instruction\" "
+            "and \"output\", \"messages\"",
+            r->where);
     if (r->shape != SHAPE_NONE && found != r->shape)
         return spw__error(SPW_EFORMAT, "%s: its fields are not those of the rows before it",
                           r->where);
@@ -73,7 +75,8 @@ static int get_text(const reading *r, const json_t *row, const char *key, const 
     return rc;
 }
 
-/* ----------------------------------------------------------------------------------- encoding -- */
+/* ----------------------------------------------------------------------------------- encoding --
+ */
 
 /* Marks the ids that were appended since `counted` was last as long. */
 static int count_new(reading *r, bool count)
@@ -84,9 +87,12 @@ static int count_new(reading *r, bool count)
     return rc;
 }
 
-static int encode(reading *r, const char *text, size_t bytes, bool special, bool count)
+/* `first`: what the tokenizer puts before a text comes before this one. */
+static int encode(reading *r, const char *text, size_t bytes, bool first, bool count)
 {
-    int rc = spw__tokenizer_encode(r->tokenizer, text, bytes, special, &r->ids);
+    int rc = first ? spw__tokenizer_begin(r->tokenizer, &r->ids) : 0;
+    if (rc == 0)
+        rc = spw__tokenizer_encode(r->tokenizer, text, bytes, false, &r->ids);
     if (rc < 0)
         return spw__error(rc, "%s: %s", r->where, spw_last_error());
     return count_new(r, count);
@@ -206,7 +212,8 @@ static int encode_row(reading *r, const json_t *row)
     }
 }
 
-/* --------------------------------------------------------------------------------------- rows -- */
+/* --------------------------------------------------------------------------------------- rows --
+ */
 
 /* Cuts the row under way to what may be run; *keep says whether it is a row at all. */
 static int limit_row(reading *r, bool *keep)

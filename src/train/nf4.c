@@ -23,11 +23,15 @@ const float spw__nf4_values[16] = {
 
 /* Code i + 1 begins above thresholds[i]. */
 static const float thresholds[15] = {
-    -0.8480964004993439f,   -0.6106329262256622f,  -0.4599952697753906f,  -0.33967943489551544f,
-    -0.23460740596055984f,  -0.13791173323988914f, -0.045525018125772476f, 0.03979014977812767f,
-    0.1202552504837513f,    0.2035212516784668f,   0.2920137718319893f,   0.3893125355243683f,
-    0.5016634166240692f,    0.6427869200706482f,   0.8614784178118011f,
+    -0.8480964004993439f,  -0.6106329262256622f,  -0.4599952697753906f,   -0.33967943489551544f,
+    -0.23460740596055984f, -0.13791173323988914f, -0.045525018125772476f, 0.03979014977812767f,
+    0.1202552504837513f,   0.2035212516784668f,   0.2920137718319893f,    0.3893125355243683f,
+    0.5016634166240692f,   0.6427869200706482f,   0.8614784178118011f,
 };
+
+/* The reciprocal of less is no float: 1 / absmax would be infinite, and its product with 0 no
+ * number. */
+static const float least_absmax = 1e-38f;
 
 /* Counting thresholds below x has no branch, so whole blocks are coded by vector compares. */
 static void code_block(const float *x, uint64_t n, float inverse, uint8_t *codes)
@@ -58,7 +62,7 @@ static void pack_codes(const float *x, uint64_t n, float *absmax, uint8_t *packe
         uint64_t begin = block * SPW__NF4_BLOCK;
         uint64_t left = n - begin < SPW__NF4_BLOCK ? n - begin : SPW__NF4_BLOCK;
         absmax[block] = largest(x + begin, left);
-        code_block(x + begin, left, absmax[block] > 0 ? 1.0f / absmax[block] : 0.0f, codes);
+        code_block(x + begin, left, 1.0f / fmaxf(absmax[block], least_absmax), codes);
         if (left % 2)
             codes[left] = 7;
         for (uint64_t i = 0; i < left; i += 2)
@@ -99,9 +103,10 @@ static void pack_absmax(float *absmax, uint64_t n_blocks, spw__nf4 *nf4)
     for (uint64_t begin = 0; begin < n_blocks; begin += SPW__NF4_NESTED) {
         uint64_t n = n_blocks - begin < SPW__NF4_NESTED ? n_blocks - begin : SPW__NF4_NESTED;
         float most = largest(absmax + begin, n);
+        float inverse = 1.0f / fmaxf(most, least_absmax);
         nf4->nested_absmax[begin / SPW__NF4_NESTED] = most;
         for (uint64_t i = begin; i < begin + n; i++)
-            nf4->absmax_codes[i] = nearest_code(table, most > 0 ? absmax[i] * (1.0f / most) : 0.0f);
+            nf4->absmax_codes[i] = nearest_code(table, absmax[i] * inverse);
     }
 }
 

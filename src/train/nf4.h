@@ -2,8 +2,8 @@
  * nf4.h - 4-bit NormalFloat with double quantisation, by the rule of bitsandbytes.
  *
  * QLoRA, arXiv 2305.14314; bitsandbytes functional.py and csrc/kernels.cu. Blocks of 64 elements of
- * the flattened tensor share an absmax; the code is the nearest of 16 values of x / absmax, by fixed
- * thresholds (a value on a threshold takes the lower code). The absmax, less their mean, are
+ * the flattened tensor share an absmax; the code is the nearest of 16 values of x / absmax, by
+ * fixed thresholds (a value on a threshold takes the lower code). The absmax, less their mean, are
  * quantised in blocks of 256 by the signed dynamic map. Pure functions on host memory; any thread.
  */
 #ifndef SPW_TRAIN_NF4_H

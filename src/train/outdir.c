@@ -50,18 +50,24 @@ static int make_folder(spw__outdir *out)
     return refuse_result(out->path);
 }
 
+/* Takes away what was made to prove that it can be: a run that is killed leaves nothing. */
+static void take_back(spw__outdir *out)
+{
+    (void)rmdir(out->staging);
+    if (out->made && rmdir(out->path) == 0)
+        out->made = false;
+}
+
 int spw__outdir_begin(spw__outdir *out, const char *path)
 {
     char name[32];
     (void)snprintf(name, sizeof name, ".partial-%ld", (long)getpid());
     *out = (spw__outdir){.path = path};
-    int rc = make_folder(out);
-    if (rc == 0 && !(out->staging = spw__path_join(path, name)))
-        rc = SPW_EHOSTMEM;
+    if (!(out->staging = spw__path_join(path, name)))
+        return SPW_EHOSTMEM;
+    int rc = spw__outdir_stage(out); /* not access(): root is told yes on a read-only disk */
     if (rc == 0)
-        rc = spw__outdir_stage(out); /* root may write where access() says so and the disk not */
-    if (rc == 0)
-        (void)rmdir(out->staging);
+        take_back(out);
     else
         spw__outdir_abandon(out);
     return rc;
@@ -69,8 +75,9 @@ int spw__outdir_begin(spw__outdir *out, const char *path)
 
 int spw__outdir_stage(spw__outdir *out)
 {
-    if (mkdir(out->staging, 0777) == 0 || errno == EEXIST)
-        return 0;
+    int rc = make_folder(out);
+    if (rc < 0 || mkdir(out->staging, 0777) == 0 || errno == EEXIST)
+        return rc;
     return spw__error_errno(errno, "--out %s: cannot be written; name a folder that can",
                             out->path);
 }

@@ -2,8 +2,9 @@
  * outdir.h - the folder a run leaves its result in: all of it, or nothing.
  *
  * Begin proves, before anything expensive, that the folder can be made and written and holds no
- * result that would be lost. The result is written into a folder of its own inside it and moved
- * out when it is whole; abandoning removes that, and the folder too if the run made it. One thread.
+ * result that would be lost, and takes away again what it made. The result is written into a folder
+ * of its own inside it and moved out when it is whole; abandoning removes that, and the folder too
+ * if the run made it. One thread.
  */
 #ifndef SPW_TRAIN_OUTDIR_H
 #define SPW_TRAIN_OUTDIR_H
@@ -18,7 +19,8 @@ typedef struct spw__outdir {
 
 int spw__outdir_begin(spw__outdir *out, const char *path);
 
-/* Makes the staging folder: write the result to out->staging, then commit or abandon. */
+/* Makes both folders; write the result to out->staging, then commit or abandon. Refuses, as begin
+ * does, a folder that holds a result by now. */
 int spw__outdir_stage(spw__outdir *out);
 
 /* Moves every file of the staging folder to its place. Ends the outdir, also when it fails. */

@@ -3,8 +3,10 @@
 
 #include "base/error.h"
 #include "base/mem.h"
+#include "train/unicode.h"
 
 #include <pcre2.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,9 +14,8 @@
 static const char gpt2_pattern[] =
     "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
 
-/* Unicode White_Space, which \s is to the tokenizers library; PCRE2's \s has U+180E besides. */
-static const char white_space[] = "\\x{9}-\\x{d}\\x{20}\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}"
-                                  "\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}";
+/* No escape is spelled out to more than this. */
+enum { LONGEST_SPELLING = 1024 };
 
 /* Appends to a buffer that is large enough. */
 static char *put(char *at, const char *text)
@@ -24,45 +25,107 @@ static char *put(char *at, const char *text)
     return at + n;
 }
 
-/* One escape "\c" inside or outside a class. */
-static char *put_escape(char *at, char c, bool in_class)
+/* What stands for an escape inside a class; NULL: itself. *length is the escape's, less the "\". */
+static const char *inside_of(const char *escape, size_t *length)
 {
-    if (c == 's' && in_class)
-        return put(at, white_space);
-    if ((c == 's' || c == 'S') && !in_class) {
-        at = put(at, c == 's' ? "[" : "[^");
-        at = put(at, white_space);
-        return put(at, "]");
-    }
-    *at++ = '\\';
-    *at++ = c;
-    return at;
+    *length = 1;
+    if (*escape == 's' || *escape == 'S')
+        return spw__white_space;
+    *length = 4;
+    if (strncmp(escape, "p{L}", 4) == 0)
+        return spw__later_letters;
+    return strncmp(escape, "p{N}", 4) == 0 ? spw__later_numbers : NULL;
 }
 
-/* The pattern with \s and \S spelled out; new memory. */
+/* Spells out the escape behind a "\" and returns what follows it. */
+static const char *put_escape(char **at, const char *escape, bool in_class)
+{
+    size_t length;
+    const char *inside = inside_of(escape, &length);
+    if (!inside || (*escape == 'S' && in_class)) {
+        *(*at)++ = '\\';
+        *(*at)++ = *escape;
+        return escape + 1;
+    }
+    if (!in_class)
+        *at = put(*at, *escape == 'S' ? "[^" : "[");
+    if (*escape == 'p') {
+        *(*at)++ = '\\';
+        memcpy(*at, escape, length);
+        *at += length;
+    }
+    *at = put(*at, inside);
+    if (!in_class)
+        *at = put(*at, "]");
+    return escape + length;
+}
+
+/* The pattern with \s, \S, \p{L} and \p{N} spelled out (unicode.h says why); new memory. */
 static char *spell_out(const char *pattern)
 {
-    char *out = spw__calloc(strlen(pattern) + 1, sizeof white_space + 4);
+    char *out = spw__calloc(strlen(pattern) + 1, LONGEST_SPELLING);
     bool in_class = false;
     char *at = out;
-    for (const char *c = pattern; out && *c; c++) {
+    for (const char *c = pattern; out && *c;) {
         if (*c == '\\' && c[1]) {
-            at = put_escape(at, *++c, in_class);
+            c = put_escape(&at, c + 1, in_class);
             continue;
         }
         if (*c == '[')
             in_class = true;
         else if (*c == ']')
             in_class = false;
-        *at++ = *c;
+        *at++ = *c++;
     }
     return out;
+}
+
+/* What of a pattern means one thing to Oniguruma, which the tokenizers library uses, and another to
+ * PCRE2; NULL: nothing. */
+static const char *strange_escape(const char *c, bool in_class)
+{
+    if (strchr("rntfsdDpPx", *c) || (*c == 'S' && !in_class))
+        return NULL;
+    bool letter = (*c >= 'a' && *c <= 'z') || (*c >= 'A' && *c <= 'Z') || (*c >= '0' && *c <= '9');
+    return letter ? "an escape other than \\r \\n \\t \\f \\s \\S \\d \\D \\p \\P \\x" : NULL;
+}
+
+static const char *strange_part(const char *c, bool in_class)
+{
+    if (in_class)
+        return *c == '[' || strncmp(c, "&&", 2) == 0 ? "a class within a class" : NULL;
+    if (*c == '^' || *c == '$')
+        return "^ or $";
+    return strncmp(c, "}+", 2) == 0 ? "a possessive {m,n}+" : NULL;
+}
+
+static const char *find_strange(const char *pattern)
+{
+    const char *found = NULL;
+    bool in_class = false;
+    for (const char *c = pattern; *c && !found; c++) {
+        if (*c == '\\' && c[1]) {
+            found = strange_escape(++c, in_class);
+            if (c[1] == '{')
+                c += strcspn(c, "}") - (strchr(c, '}') == NULL);
+            continue;
+        }
+        found = strange_part(c, in_class);
+        in_class = *c == '[' || (in_class && *c != ']');
+        if (*c == '[' && c[1] == '^')
+            c++;
+    }
+    return found;
 }
 
 static int compile(const char *pattern, const char *where, void **code)
 {
     int error;
     PCRE2_SIZE at;
+    const char *strange = find_strange(pattern);
+    if (strange)
+        return spw__error(SPW_ENOTSUP, "%s: pre_tokenizer: pattern %s: %s is not supported", where,
+                          pattern, strange);
     char *spelled = spell_out(pattern);
     if (!spelled)
         return SPW_EHOSTMEM;
@@ -110,6 +173,15 @@ static int load_byte_level(spw__pretok_step *step, const json_t *rule, const cha
     return json_is_false(use_regex) ? 0 : compile(gpt2_pattern, where, &step->pattern);
 }
 
+/* Rust's is_numeric: one Unicode version newer than the patterns' \p{N}. */
+static int load_digits(spw__pretok_step *step, const json_t *rule, const char *where)
+{
+    bool each = json_is_true(json_object_get(rule, "individual_digits"));
+    char pattern[128];
+    (void)snprintf(pattern, sizeof pattern, "[\\p{N}%s]%s", spw__newest_numbers, each ? "" : "+");
+    return compile(pattern, where, &step->pattern);
+}
+
 static int load_rule(spw__pretok *pretok, const json_t *rule, const char *where)
 {
     const char *type = json_string_value(json_object_get(rule, "type"));
@@ -123,8 +195,7 @@ static int load_rule(spw__pretok *pretok, const json_t *rule, const char *where)
     if (strcmp(type, "ByteLevel") == 0)
         return load_byte_level(step, rule, where);
     if (strcmp(type, "Digits") == 0) {
-        bool each = json_is_true(json_object_get(rule, "individual_digits"));
-        return compile(each ? "\\p{N}" : "\\p{N}+", where, &step->pattern);
+        return load_digits(step, rule, where);
     }
     return refuse(where, type);
 }
@@ -200,8 +271,9 @@ static int match_at(cutting *c, int step, const char *text, size_t bytes, size_t
         return 0;
     }
     if (rc < 0)
-        return spw__error(SPW_EINVAL, "the pre-tokenizer's pattern gave up on a text of %zu bytes "
-                                      "(PCRE2 error %d)",
+        return spw__error(SPW_EINVAL,
+                          "the pre-tokenizer's pattern gave up on a text of %zu bytes "
+                          "(PCRE2 error %d)",
                           bytes, rc);
     const PCRE2_SIZE *pair = pcre2_get_ovector_pointer(c->match);
     found[0] = pair[0];
@@ -211,7 +283,7 @@ static int match_at(cutting *c, int step, const char *text, size_t bytes, size_t
 
 static int cut_by_pattern(cutting *c, int step, const char *text, size_t bytes)
 {
-    size_t done = 0, from = 0, found[2];
+    size_t done = 0, from = 0, found[2] = {0, 0};
     while (done < bytes) {
         int rc = match_at(c, step, text, bytes, from, found);
         if (rc < 0)

@@ -16,8 +16,8 @@ static int open_shard(const char *directory, const char *name, spw__shards *shar
     char *path = spw__path_join(directory, name);
     if (!path)
         return SPW_EHOSTMEM;
-    int rc = spw__grow(&shards->files, &shards->capacity, shards->n_files + 1,
-                       sizeof *shards->files);
+    int rc =
+        spw__grow(&shards->files, &shards->capacity, shards->n_files + 1, sizeof *shards->files);
     if (rc == 0)
         rc = spw__safetensors_open(path, &shards->files[shards->n_files]);
     if (rc == 0)
@@ -26,14 +26,34 @@ static int open_shard(const char *directory, const char *name, spw__shards *shar
     return rc;
 }
 
-static bool is_open(const spw__shards *shards, const char *name)
+static const spw__safetensors *find_open(const spw__shards *shards, const char *name)
 {
     for (size_t i = 0; i < shards->n_files; i++) {
         const char *slash = strrchr(shards->files[i].path, '/');
         if (strcmp(slash ? slash + 1 : shards->files[i].path, name) == 0)
-            return true;
+            return &shards->files[i];
     }
-    return false;
+    return NULL;
+}
+
+static bool is_plain_name(const char *name)
+{
+    return name && *name && !strchr(name, '/') && strcmp(name, ".") != 0 && strcmp(name, "..") != 0;
+}
+
+/* One line of the index: opens the file where it is not open yet. */
+static int open_for(const char *directory, const char *index_path, const char *tensor,
+                    const char *name, spw__shards *shards)
+{
+    if (!is_plain_name(name))
+        return spw__error(SPW_EFORMAT, "%s: tensor %s: its file is not a plain name", index_path,
+                          tensor);
+    int rc = find_open(shards, name) ? 0 : open_shard(directory, name, shards);
+    if (rc < 0)
+        return rc;
+    if (!spw__safetensors_find(find_open(shards, name), tensor))
+        return spw__error(SPW_EFORMAT, "%s: tensor %s is not in %s", index_path, tensor, name);
+    return 0;
 }
 
 static int open_named(const char *directory, const char *index_path, const json_t *map,
@@ -45,15 +65,9 @@ static int open_named(const char *directory, const char *index_path, const json_
         return spw__error(SPW_EFORMAT, "%s: lacks \"weight_map\"", index_path);
     json_object_foreach((json_t *)(uintptr_t)map, tensor, value)
     {
-        const char *name = json_string_value(value);
-        if (!name || !*name || strchr(name, '/'))
-            return spw__error(SPW_EFORMAT, "%s: tensor %s: its file is not a plain name",
-                              index_path, tensor);
-        int rc = is_open(shards, name) ? 0 : open_shard(directory, name, shards);
+        int rc = open_for(directory, index_path, tensor, json_string_value(value), shards);
         if (rc < 0)
             return rc;
-        if (!spw__shards_find(shards, tensor, NULL))
-            return spw__error(SPW_EFORMAT, "%s: tensor %s is not in %s", index_path, tensor, name);
     }
     return 0;
 }
@@ -138,8 +152,8 @@ int spw__tensor_to_fp32(const spw__tensor *tensor, const char *path, uint64_t fi
     case SPW__DTYPE_F16:
         for (uint64_t i = 0; i < n; i++) {
             memcpy(&half, (const char *)halves + 2 * i, sizeof half); /* may lie at an odd byte */
-            out[i] = tensor->dtype == SPW__DTYPE_BF16 ? spw__float_of_bf16(half)
-                                                      : float_of_fp16(half);
+            out[i] =
+                tensor->dtype == SPW__DTYPE_BF16 ? spw__float_of_bf16(half) : float_of_fp16(half);
         }
         return 0;
     default:

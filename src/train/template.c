@@ -3,23 +3,39 @@
 #include "base/error.h"
 #include "base/mem.h"
 #include "train/bpe.h"
+#include "train/unicode.h"
 
 #include <stdlib.h>
 #include <string.h>
 #include <utf8proc.h>
 
-/* Default system turns of the templates that have one. */
-static const char *const known_systems[] = {
-    "You are a helpful AI assistant named SmolLM, trained by Hugging Face",
-    "You are Qwen, created by Alibaba Cloud. You are a helpful assistant.",
+/* What a template says that the built-in ones do not do. */
+static const char *const beyond_us[] = {"<think>", "enable_thinking", "strftime_now",
+                                        "Cutting Knowledge Date"};
+static const char *const beyond_chatml = "bos_token";
+
+typedef struct marks {
+    const char *name, *turn, *end;
+} marks;
+
+static const marks of_kind[] = {
+    [SPW__TEMPLATE_CHATML] = {"chatml", "<|im_start|>", "<|im_end|>"},
+    [SPW__TEMPLATE_LLAMA3] = {"llama3", "<|start_header_id|>", "<|eot_id|>"},
 };
 
-/* What a template says that the built-in ones do not do. */
-static const char *const beyond_us[] = {"<think>", "Cutting Knowledge Date"};
-
-static bool has_tokens(const spw__tokenizer *t, const char *a, const char *b)
+static bool has_tokens(const spw__tokenizer *t, spw__template_kind kind)
 {
-    return spw__tokenizer_find(t, a) >= 0 && spw__tokenizer_find(t, b) >= 0;
+    return spw__tokenizer_find(t, of_kind[kind].turn) >= 0 &&
+           spw__tokenizer_find(t, of_kind[kind].end) >= 0;
+}
+
+static int refuse_beyond(const char *what)
+{
+    return spw__error(
+        SPW_ENOTSUP,
+        "the model's chat template (it has \"%s\") is more than the built-in ones: name "
+        "one with --template chatml or llama3, or give rows of prompt and completion",
+        what);
 }
 
 static int choose_by_tokens(const spw__tokenizer *t, spw__template_kind *kind)
@@ -27,56 +43,72 @@ static int choose_by_tokens(const spw__tokenizer *t, spw__template_kind *kind)
     const char *text = spw__tokenizer_chat_template(t);
     for (size_t i = 0; i < sizeof beyond_us / sizeof *beyond_us; i++)
         if (strstr(text, beyond_us[i]))
-            return spw__error(SPW_ENOTSUP,
-                              "the model's chat template (it has \"%s\") is more than the built-in "
-                              "ones: name one with --template chatml or llama3, or give rows of "
-                              "prompt and completion",
-                              beyond_us[i]);
-    if (has_tokens(t, "<|im_start|>", "<|im_end|>"))
+            return refuse_beyond(beyond_us[i]);
+    if (has_tokens(t, SPW__TEMPLATE_CHATML))
         *kind = SPW__TEMPLATE_CHATML;
-    else if (has_tokens(t, "<|start_header_id|>", "<|eot_id|>"))
+    else if (has_tokens(t, SPW__TEMPLATE_LLAMA3))
         *kind = SPW__TEMPLATE_LLAMA3;
     else
         return spw__error(SPW_ENOTSUP,
                           "the tokenizer has the special tokens of no built-in chat template: name "
                           "one with --template chatml or llama3, or give rows of prompt and "
                           "completion");
+    return *kind == SPW__TEMPLATE_CHATML && strstr(text, beyond_chatml)
+               ? refuse_beyond(beyond_chatml)
+               : 0;
+}
+
+static int choose_by_name(const spw__tokenizer *t, const char *name, spw__template_kind *kind)
+{
+    *kind = SPW__TEMPLATE_CHATML;
+    if (strcmp(name, of_kind[SPW__TEMPLATE_LLAMA3].name) == 0)
+        *kind = SPW__TEMPLATE_LLAMA3;
+    else if (strcmp(name, of_kind[SPW__TEMPLATE_CHATML].name) != 0)
+        return spw__error(SPW_EINVAL, "--template %s: chatml and llama3 are built in", name);
+    if (!has_tokens(t, *kind))
+        return spw__error(SPW_EFORMAT, "--template %s: the tokenizer lacks the token %s or %s",
+                          name, of_kind[*kind].turn, of_kind[*kind].end);
     return 0;
 }
 
-static int choose_by_name(const char *name, spw__template_kind *kind)
+/* ChatML's default system turn is a literal in the template's text,
+ *     '<|im_start|>system\nYou are ...<|im_end|>\n'
+ * with the newline as it is or escaped; where a system turn is put together, a quote ends the
+ * literal before <|im_end|> does. */
+static int find_default_system(const spw__tokenizer *t, spw__template *chosen)
 {
-    if (strcmp(name, "chatml") == 0)
-        *kind = SPW__TEMPLATE_CHATML;
-    else if (strcmp(name, "llama3") == 0)
-        *kind = SPW__TEMPLATE_LLAMA3;
-    else
-        return spw__error(SPW_EINVAL, "--template %s: chatml and llama3 are built in", name);
+    static const char head[] = "<|im_start|>system", end[] = "<|im_end|>";
+    const char *at = spw__tokenizer_chat_template(t);
+    while ((at = strstr(at, head))) {
+        at += sizeof head - 1;
+        size_t newline = *at == '\n' ? 1 : strncmp(at, "\\n", 2) == 0 ? 2 : 0;
+        const char *system = at + newline, *behind = strstr(system, end);
+        size_t bytes = behind ? (size_t)(behind - system) : 0;
+        if (!newline || strcspn(system, "'\"{}") < bytes || !bytes)
+            continue;
+        if (memchr(system, '\\', bytes))
+            return refuse_beyond("\\");
+        chosen->default_system = system;
+        chosen->default_system_bytes = bytes;
+        return 0;
+    }
     return 0;
 }
 
 int spw__template_choose(const spw__tokenizer *t, const char *name, spw__template *chosen)
 {
     *chosen = (spw__template){.begin = ""};
-    int rc = name ? choose_by_name(name, &chosen->kind) : choose_by_tokens(t, &chosen->kind);
+    int rc = name ? choose_by_name(t, name, &chosen->kind) : choose_by_tokens(t, &chosen->kind);
     if (rc < 0)
         return rc;
-    const char *text = spw__tokenizer_chat_template(t);
-    bool llama = chosen->kind == SPW__TEMPLATE_LLAMA3;
-    for (size_t i = 0; !llama && i < sizeof known_systems / sizeof *known_systems; i++)
-        if (strstr(text, known_systems[i]))
-            chosen->default_system = known_systems[i];
-    if (llama)
+    chosen->end = spw__tokenizer_find(t, of_kind[chosen->kind].end);
+    if (chosen->kind == SPW__TEMPLATE_LLAMA3)
         chosen->begin = "<|begin_of_text|>";
-    const char *end = llama ? "<|eot_id|>" : "<|im_end|>";
-    chosen->end = spw__tokenizer_find(t, end);
-    if (chosen->end < 0)
-        return spw__error(SPW_EFORMAT, "--template %s: the tokenizer has no token %s",
-                          llama ? "llama3" : "chatml", end);
-    return 0;
+    return chosen->kind == SPW__TEMPLATE_CHATML ? find_default_system(t, chosen) : 0;
 }
 
-/* ------------------------------------------------------------------------------------- a turn -- */
+/* ------------------------------------------------------------------------------------- a turn --
+ */
 
 typedef struct text {
     char *bytes;
@@ -100,10 +132,7 @@ static int put_string(text *out, const char *string)
 
 static bool is_space(utf8proc_int32_t code)
 {
-    return (code >= 9 && code <= 13) || (code >= 0x1C && code <= 0x1F) || code == 0x85 ||
-           utf8proc_category(code) == UTF8PROC_CATEGORY_ZS ||
-           utf8proc_category(code) == UTF8PROC_CATEGORY_ZL ||
-           utf8proc_category(code) == UTF8PROC_CATEGORY_ZP;
+    return (code >= 0x1C && code <= 0x1F) || spw__is_space(code); /* to Python the four are, too */
 }
 
 /* Jinja's trim is Python's str.strip. */
@@ -111,8 +140,10 @@ static void trim(const char **bytes, size_t *n)
 {
     utf8proc_int32_t code;
     utf8proc_ssize_t length;
-    while (*n && (length = utf8proc_iterate((const utf8proc_uint8_t *)*bytes,
-                                            (utf8proc_ssize_t)*n, &code)) > 0 && is_space(code)) {
+    while (*n &&
+           (length = utf8proc_iterate((const utf8proc_uint8_t *)*bytes, (utf8proc_ssize_t)*n,
+                                      &code)) > 0 &&
+           is_space(code)) {
         *bytes += length;
         *n -= (size_t)length;
     }
@@ -189,10 +220,10 @@ int spw__template_encode(const spw__template *chosen, const spw__tokenizer *t,
     for (size_t i = first; rc == 0 && i < ids->n; i++)
         rc = spw__ids_append(counted, 0);
     bool system_first = n_turns && strcmp(turns[0].role, "system") == 0;
-    if (rc == 0 && chosen->default_system && !system_first) {
-        const char *system = chosen->default_system;
-        rc = encode_turn(chosen, t, &(spw__turn){"system", system, strlen(system)}, ids, counted);
-    }
+    if (rc == 0 && chosen->default_system && !system_first)
+        rc = encode_turn(
+            chosen, t, &(spw__turn){"system", chosen->default_system, chosen->default_system_bytes},
+            ids, counted);
     for (size_t i = 0; rc == 0 && i < n_turns; i++)
         rc = encode_turn(chosen, t, &turns[i], ids, counted);
     return rc;

@@ -15,9 +15,11 @@ typedef enum spw__template_kind { SPW__TEMPLATE_CHATML, SPW__TEMPLATE_LLAMA3 } s
 
 typedef struct spw__template {
     spw__template_kind kind;
-    const char *default_system; /* ChatML: given when no system turn comes first; NULL: none */
-    const char *begin;          /* text before the first turn */
-    int32_t end;                /* id of the token that ends a turn */
+    const char *default_system; /* ChatML: given when no system turn comes first; NULL: none;
+                                   belongs to the tokenizer */
+    size_t default_system_bytes;
+    const char *begin; /* text before the first turn */
+    int32_t end;       /* id of the token that ends a turn */
 } spw__template;
 
 typedef struct spw__turn {
@@ -27,8 +29,7 @@ typedef struct spw__turn {
 } spw__turn;
 
 /* `name`: "chatml", "llama3", or NULL to choose by the tokenizer. SPW_ENOTSUP names --template. */
-int spw__template_choose(const spw__tokenizer *tokenizer, const char *name,
-                         spw__template *chosen);
+int spw__template_choose(const spw__tokenizer *tokenizer, const char *name, spw__template *chosen);
 
 /* Appends the ids of a conversation, and for each whether it is part of an assistant's answer (its
  * content and the end of its turn). `counted` grows beside `ids`. */

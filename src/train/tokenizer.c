@@ -8,6 +8,7 @@
 #include "train/bpe.h"
 #include "train/bytechars.h"
 #include "train/pretok.h"
+#include "train/unicode.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -19,7 +20,7 @@ static const uint64_t max_json_bytes = 512 << 20;
 static const uint64_t max_template_bytes = 1 << 20;
 
 struct spw__tokenizer {
-    json_t *document;   /* tokenizer.json; the parts below point into it */
+    json_t *document; /* tokenizer.json; the parts below point into it */
     spw__bpe bpe;
     spw__pretok pretok;
     spw__added added;
@@ -28,7 +29,7 @@ struct spw__tokenizer {
     const char **texts;     /* [vocab]: a token's text by id, NULL if there is none */
     uint32_t vocab;
     int32_t bos, eos;
-    char *chat_template;    /* NULL: none */
+    char *chat_template; /* NULL: none */
 };
 
 /* ------------------------------------------------------------------------------- normalizer -- */
@@ -72,8 +73,12 @@ static int load_template_part(spw__tokenizer *t, const json_t *part, const json_
         return spw__error(SPW_EFORMAT, "%s: post_processor: token %s has no ids", where,
                           name ? name : "(none)");
     for (size_t i = 0; i < json_array_size(ids); i++) {
-        int32_t id = (int32_t)json_integer_value(json_array_get(ids, i));
-        int rc = spw__ids_append(*after_text ? &t->after : &t->before, id);
+        const json_t *id = json_array_get(ids, i);
+        if (!json_is_integer(id) || json_integer_value(id) < 0 || json_integer_value(id) > 1 << 24)
+            return spw__error(SPW_EFORMAT, "%s: post_processor: an id of %s is not 0 to 2^24",
+                              where, name);
+        int rc =
+            spw__ids_append(*after_text ? &t->after : &t->before, (int32_t)json_integer_value(id));
         if (rc < 0)
             return rc;
     }
@@ -86,6 +91,9 @@ static int load_template(spw__tokenizer *t, const json_t *rules, const char *whe
     bool after_text = false;
     if (!json_is_array(single))
         return spw__error(SPW_EFORMAT, "%s: post_processor lacks \"single\"", where);
+    if (t->before.n || t->after.n)
+        return spw__error(SPW_ENOTSUP, "%s: post_processor has two templates: one is supported",
+                          where);
     for (size_t i = 0; i < json_array_size(single); i++) {
         int rc = load_template_part(t, json_array_get(single, i),
                                     json_object_get(rules, "special_tokens"), &after_text, where);
@@ -175,6 +183,24 @@ static int index_texts(spw__tokenizer *t)
     return 0;
 }
 
+/* A text that is looked for after NFC must itself be NFC, or it would never be found. */
+static int check_added(const spw__tokenizer *t, const char *where)
+{
+    int rc = 0;
+    for (size_t i = 0; rc == 0 && t->nfc && i < t->added.n; i++) {
+        const spw__added_token *token = &t->added.tokens[i];
+        char *composed;
+        size_t n;
+        rc = spw__nfc(token->text, token->bytes, &composed, &n);
+        if (rc == 0 && token->normalized &&
+            (n != token->bytes || memcmp(composed, token->text, n) != 0))
+            rc = spw__error(SPW_ENOTSUP, "%s: added_tokens: \"%s\" is not in NFC", where,
+                            token->text);
+        free(composed);
+    }
+    return rc;
+}
+
 static int load_parts(spw__tokenizer *t, const char *where)
 {
     const json_t *root = t->document;
@@ -187,6 +213,8 @@ static int load_parts(spw__tokenizer *t, const char *where)
         rc = load_post_processor(t, json_object_get(root, "post_processor"), where);
     if (rc == 0)
         rc = spw__added_load(&t->added, json_object_get(root, "added_tokens"), where);
+    if (rc == 0)
+        rc = check_added(t, where);
     return rc == 0 ? index_texts(t) : rc;
 }
 
@@ -251,14 +279,11 @@ static int encode_part(void *context, const char *text, size_t bytes, const spw_
         return spw__ids_append(e->ids, token->id);
     if (!e->t->nfc)
         return spw__added_cut(&e->t->added, true, text, bytes, encode_normalized_part, e);
-    utf8proc_uint8_t *composed = NULL;
-    utf8proc_ssize_t n =
-        utf8proc_map((const utf8proc_uint8_t *)text, (utf8proc_ssize_t)bytes, &composed,
-                     UTF8PROC_STABLE | UTF8PROC_COMPOSE);
-    if (n < 0)
-        return spw__error(SPW_EINVAL, "cannot normalize a text: %s", utf8proc_errmsg(n));
-    int rc = spw__added_cut(&e->t->added, true, (const char *)composed, (size_t)n,
-                            encode_normalized_part, e);
+    char *composed;
+    size_t n;
+    int rc = spw__nfc(text, bytes, &composed, &n);
+    if (rc == 0)
+        rc = spw__added_cut(&e->t->added, true, composed, n, encode_normalized_part, e);
     free(composed);
     return rc;
 }
@@ -288,6 +313,11 @@ static int append_all(spw__ids *to, const spw__ids *from)
     return rc;
 }
 
+int spw__tokenizer_begin(const spw__tokenizer *t, spw__ids *ids)
+{
+    return append_all(ids, &t->before);
+}
+
 int spw__tokenizer_encode(const spw__tokenizer *t, const char *text, size_t bytes, bool special,
                           spw__ids *ids)
 {
@@ -304,7 +334,9 @@ int spw__tokenizer_encode(const spw__tokenizer *t, const char *text, size_t byte
 
 /* ---------------------------------------------------------------------------------- decoding -- */
 
-/* The bytes that a token's characters stand for; its text as it is if one stands for none. */
+/* The bytes that a token's characters stand for; its text as it is if one stands for none. The
+ * library does so with added tokens too, odd as it is: decoding gives byte E9 for an added U+00E9.
+ */
 static size_t decode_token(const char *text, char *out)
 {
     size_t n = 0, bytes = strlen(text);
@@ -323,11 +355,10 @@ static size_t decode_token(const char *text, char *out)
     return n;
 }
 
-/* The text that an id stands for before the byte map; *raw: it is not mapped. NULL: nothing. */
-static const char *text_of(const spw__tokenizer *t, int32_t id, bool skip_special, bool *raw)
+/* The text that an id has in the file. NULL: none, or one to be skipped. */
+static const char *text_of(const spw__tokenizer *t, int32_t id, bool skip_special)
 {
     const spw__added_token *added = spw__added_by_id(&t->added, id);
-    *raw = added != NULL;
     if (added)
         return skip_special && added->special ? NULL : added->text;
     return id >= 0 && (uint32_t)id < t->vocab ? t->texts[id] : NULL;
@@ -337,37 +368,32 @@ int spw__tokenizer_decode(const spw__tokenizer *t, const int32_t *ids, size_t n,
                           char **text, size_t *bytes)
 {
     size_t room = 1, length = 0;
-    bool raw;
     for (size_t i = 0; i < n; i++) {
-        const char *token = text_of(t, ids[i], skip_special, &raw);
+        const char *token = text_of(t, ids[i], skip_special);
         room += token ? strlen(token) : 0;
     }
     char *out = spw__calloc(room, 1);
     if (!out)
         return SPW_EHOSTMEM;
     for (size_t i = 0; i < n; i++) {
-        const char *token = text_of(t, ids[i], skip_special, &raw);
-        if (token && raw) {
-            memcpy(out + length, token, strlen(token));
-            length += strlen(token);
-        } else if (token) {
-            length += decode_token(token, out + length);
-        }
+        const char *token = text_of(t, ids[i], skip_special);
+        length += token ? decode_token(token, out + length) : 0;
     }
     *text = out;
     *bytes = length;
     return 0;
 }
 
-/* ------------------------------------------------------------------------------------- tokens -- */
+/* ------------------------------------------------------------------------------------- tokens --
+ */
 
 size_t spw__tokenizer_token_bytes(const spw__tokenizer *t, int32_t id)
 {
-    bool raw;
-    const char *token = text_of(t, id, false, &raw);
+    const spw__added_token *added = spw__added_by_id(&t->added, id);
+    const char *token = text_of(t, id, false);
     size_t n = 0, bytes = token ? strlen(token) : 0;
-    if (raw)
-        return bytes;
+    if (added)
+        return added->bytes;
     for (size_t i = 0; i < bytes; i++)
         n += ((unsigned char)token[i] & 0xC0) != 0x80; /* a character a byte */
     return n;

@@ -33,6 +33,9 @@ void spw__tokenizer_free(spw__tokenizer *tokenizer);
 int spw__tokenizer_encode(const spw__tokenizer *tokenizer, const char *text, size_t bytes,
                           bool special, spw__ids *ids);
 
+/* Appends what the post-processor puts before a text, alone. */
+int spw__tokenizer_begin(const spw__tokenizer *tokenizer, spw__ids *ids);
+
 /* The text of ids, in new memory with a zero behind it; ids that are none give nothing. Special
  * tokens are left out when `skip_special`. */
 int spw__tokenizer_decode(const spw__tokenizer *tokenizer, const int32_t *ids, size_t n,

@@ -44,8 +44,8 @@ static void linear_shape(const spw__model_config *c, int which, uint32_t *rows, 
 {
     uint32_t q = c->heads * c->head_dim, kv = c->kv_heads * c->head_dim;
     const uint32_t out[] = {q, kv, kv, c->hidden, c->intermediate, c->intermediate, c->hidden};
-    const uint32_t in[] = {c->hidden, c->hidden, c->hidden, q, c->hidden, c->hidden,
-                           c->intermediate};
+    const uint32_t in[] = {c->hidden, c->hidden, c->hidden,      q,
+                           c->hidden, c->hidden, c->intermediate};
     *rows = out[which];
     *cols = in[which];
 }

@@ -21,7 +21,11 @@ typedef enum spw__base {
     SPW__BASE_AS_STORED,
 } spw__base;
 
-typedef enum spw__matrix_kind { SPW__MATRIX_FP32, SPW__MATRIX_BF16, SPW__MATRIX_NF4 } spw__matrix_kind;
+typedef enum spw__matrix_kind {
+    SPW__MATRIX_FP32,
+    SPW__MATRIX_BF16,
+    SPW__MATRIX_NF4
+} spw__matrix_kind;
 
 /* 4-bit NormalFloat with double quantisation, QLoRA (arXiv 2305.14314): blocks of 64 elements of
  * the flattened matrix, element 2j in the high nibble; absmax of a block = code table[absmax_code]
@@ -38,18 +42,18 @@ typedef struct spw__nf4 {
 typedef struct spw__matrix {
     uint32_t rows, cols;
     spw__matrix_kind kind;
-    void *data;  /* FP32 or BF16 */
-    spw__nf4 nf4;/* NF4 */
+    void *data;   /* FP32 or BF16 */
+    spw__nf4 nf4; /* NF4 */
     float *grad;
 } spw__matrix;
 
 /* y = W x + scale * B (A dropout(x)). arXiv 2106.09685. */
 typedef struct spw__lora {
-    uint32_t rank;  /* 0: none */
-    float scale;    /* alpha / rank, or alpha / sqrt(rank) with rslora */
-    float dropout;  /* probability, 0..1 */
-    float *a;       /* [rank, in] */
-    float *b;       /* [out, rank] */
+    uint32_t rank; /* 0: none */
+    float scale;   /* alpha / rank, or alpha / sqrt(rank) with rslora */
+    float dropout; /* probability, 0..1 */
+    float *a;      /* [rank, in] */
+    float *b;      /* [out, rank] */
     float *grad_a, *grad_b;
 } spw__lora;
 
@@ -59,7 +63,16 @@ typedef struct spw__linear {
     spw__lora lora;
 } spw__linear;
 
-enum spw__linear_name { SPW__Q, SPW__K, SPW__V, SPW__O, SPW__GATE, SPW__UP, SPW__DOWN, SPW__N_LINEAR };
+enum spw__linear_name {
+    SPW__Q,
+    SPW__K,
+    SPW__V,
+    SPW__O,
+    SPW__GATE,
+    SPW__UP,
+    SPW__DOWN,
+    SPW__N_LINEAR
+};
 
 typedef struct spw__block {
     spw__linear linear[SPW__N_LINEAR];
@@ -87,8 +100,7 @@ int spw__weights_load(const char *directory, spw_pager *pager, spw__base base, b
                       spw__weights *weights);
 void spw__weights_free(spw__weights *weights);
 
-/* Device bytes that loading will take, and the largest single tensor among them, from the headers
- * of the files alone. */
+/* Device bytes that loading will take, from the headers of the files alone. */
 int spw__weights_plan(const char *directory, spw__base base, bool full, uint64_t *bytes);
 
 /* Writes a full model to OUT: model.safetensors (FP32 tensors as F32, BF16 ones as BF16, metadata

@@ -32,8 +32,9 @@ static int find(const loader *l, const spw__slot *slot, const spw__tensor **tens
     bool fits = slot->is_vector
                     ? t->dims == 1 && t->shape[0] == slot->cols
                     : t->dims == 2 && t->shape[0] == slot->rows && t->shape[1] == slot->cols;
+    float none; /* converting nothing tells whether the type can be */
     if (fits)
-        return 0;
+        return spw__tensor_to_fp32(t, *path, 0, 0, &none);
     return spw__error(SPW_EFORMAT,
                       "%s: tensor %s: shape [%" PRIu64 ", %" PRIu64
                       "] of %u dimensions, config.json wants [%u, %u]",
@@ -164,7 +165,8 @@ int spw__weights_load(const char *directory, spw_pager *pager, spw__base base, b
     loader l = {.weights = weights, .directory = directory, .base = base, .full = full};
     int rc = 0;
     if (full && base != SPW__BASE_FP32 && base != SPW__BASE_AS_STORED)
-        rc = spw__error(SPW_EINVAL, "a full fine-tune trains fp32 or the stored type, not this base");
+        rc = spw__error(SPW_EINVAL,
+                        "a full fine-tune trains fp32 or the stored type, not this base");
     if (rc == 0)
         rc = open_loader(&l);
     for (size_t i = 0; rc == 0 && i < l.n_slots; i++)

@@ -22,9 +22,9 @@ static const uint64_t max_companion_bytes = 256 << 20;
 
 static void describe(const spw__trained *trained, spw__tensor_spec *spec)
 {
-    *spec = (spw__tensor_spec){.name = trained->name,
-                               .dtype = trained->type == SPW_BF16 ? SPW__DTYPE_BF16
-                                                                  : SPW__DTYPE_F32};
+    *spec =
+        (spw__tensor_spec){.name = trained->name,
+                           .dtype = trained->type == SPW_BF16 ? SPW__DTYPE_BF16 : SPW__DTYPE_F32};
     if (trained->rows > 1)
         spec->shape[spec->dims++] = trained->rows;
     spec->shape[spec->dims++] = trained->cols;
@@ -79,8 +79,7 @@ static int put_json(const char *path, const json_t *document)
 
 static int save_config(const spw__weights *weights, const char *directory, const char *out)
 {
-    const char *dtype =
-        weights->embedding.kind == SPW__MATRIX_BF16 ? "bfloat16" : "float32";
+    const char *dtype = weights->embedding.kind == SPW__MATRIX_BF16 ? "bfloat16" : "float32";
     char *from = spw__path_join(directory, "config.json"), *to = spw__path_join(out, "config.json");
     json_t *config = NULL;
     int rc = from && to ? spw__json_load(from, 16 << 20, &config) : SPW_EHOSTMEM;

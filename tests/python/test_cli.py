@@ -184,7 +184,9 @@ USAGE = [
     (["--save-every", "5"], ["--save-every", "not yet"]),
     (["--resume"], ["--resume", "not yet"]),
     (["--trace", "x"], ["--trace", "not yet"]),
-    (["--nonsense"], ["--nonsense"]),
+    (["--nonsense"], ["--nonsense", "unknown option"]),
+    (["-xy"], ["-x", "unknown option"]),
+    (["--full=yes"], ["--full=yes", "takes no value"]),
     (["--lr"], ["--lr", "value"]),
     (["stray"], ["stray"]),
 ]

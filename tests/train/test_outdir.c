@@ -51,6 +51,7 @@ static void an_abandoned_run_leaves_nothing(void **state)
     (void)state;
     spw__outdir out;
     assert_int_equal(spw__outdir_begin(&out, in_home("out")), 0);
+    assert_false(there(in_home("out"))); /* so a run that is killed leaves nothing either */
     assert_int_equal(spw__outdir_stage(&out), 0);
     char *file = spw__path_join(out.staging, "half");
     assert_int_equal(spw__file_put(file, "x", 1), 0);

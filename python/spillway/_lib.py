@@ -1,0 +1,224 @@
+"""The library, its structs, and three classes over its three nouns."""
+import ctypes as c
+import os
+
+PAGING = {"auto": 0, "copy": 1, "mapped": 2, "unified": 3, "off": 4}
+STATE = {"32bit": 0, "8bit": 1}
+PARTS = {"m": 0, "v": 1, "absmax_m": 2, "absmax_v": 3}
+
+
+class Error(RuntimeError):
+    """What the library said; `code` is its SPW_E... number."""
+
+    def __init__(self, code, message):
+        super().__init__(message)
+        self.code = code
+
+
+def _struct(name, *fields):
+    return type(name, (c.Structure,), {"_fields_": list(fields)})
+
+
+_u32, _u64, _f64, _ptr, _i32 = c.c_uint32, c.c_uint64, c.c_double, c.c_void_p, c.c_int32
+_DeviceConfig = _struct("_DeviceConfig", ("size", _u32), ("threads", _u32), ("mem", _u64))
+_PagerConfig = _struct(
+    "_PagerConfig", ("size", _u32), ("paging", c.c_int), ("store", c.c_char_p), ("state_mem", _u64),
+    ("state_percent", _f64), ("occupancy", _f64), ("page_bytes", _u64), ("host_mem", _u64),
+    ("ring_frames", _u32), ("io_depth", _u32))
+_Group = _struct("_Group", ("size", _u32), ("pad", _u32), ("lr_scale", _f64), ("beta1", _f64),
+                 ("beta2", _f64), ("eps", _f64), ("weight_decay", _f64))
+_OptimConfig = _struct("_OptimConfig", ("size", _u32), ("state", c.c_int),
+                       ("min_8bit_elements", _u64), ("group", _Group))
+_Param = _struct("_Param", ("name", c.c_char_p), ("data", _ptr), ("grad", _ptr), ("n", _u64),
+                 ("type", c.c_int), ("grad_type", c.c_int), ("group", _u32), ("pad", _u32))
+_Step = _struct("_Step", ("lr", _f64), ("max_norm", _f64), ("grad_scale", _f64), ("stream", _ptr))
+_Info = _struct("_Info", ("n_params", _u64), ("n_elements", _u64), ("steps", _u64),
+                ("skipped", _u64), ("grad_norm", _f64))
+_PagerStats = _struct(
+    "_PagerStats", *[(name, _u64) for name in (
+        "state_bytes", "page_bytes", "n_pages", "ring_bytes", "budget_bytes", "resident_bytes",
+        "bytes_in", "bytes_out", "bytes_cleaned", "reclaims", "bytes_reclaimed", "host_bytes",
+        "steps")], ("paging", c.c_int), ("direct_io", _i32))
+
+
+def _load():
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    path = os.environ.get("SPILLWAY_LIB", os.path.join(root, "build", "src", "libspillway.so"))
+    library = c.CDLL(path)
+    library.spw_last_error.restype = c.c_char_p
+    library.spw_code_table.restype = c.POINTER(c.c_float)
+    for name in ("spw_optim_add", "spw_optim_part_bytes"):
+        getattr(library, name).restype = c.c_int64
+    for name in ("spw_device_close", "spw_pager_destroy", "spw_optim_destroy"):
+        getattr(library, name).restype = None
+        getattr(library, name).argtypes = [_ptr]
+    return library
+
+
+_library = _load()
+
+
+def _call(name, *arguments):
+    result = getattr(_library, name)(*arguments)
+    if result is not None and result < 0:
+        raise Error(result, _library.spw_last_error().decode())
+    return result
+
+
+def _address(tensor):
+    if tensor is None:
+        return None
+    return tensor.data_ptr() if hasattr(tensor, "data_ptr") else tensor.ctypes.data
+
+
+def _is_bf16(tensor):
+    return int(tensor is not None and "bfloat16" in str(tensor.dtype))
+
+
+def _count(tensor):
+    return tensor.numel() if hasattr(tensor, "numel") else tensor.size
+
+
+class _Handle:
+    """Owns one object of the library; close() or the end of `with` destroys it."""
+
+    _destroy = None
+
+    def __init__(self):
+        self._handle = _ptr()
+
+    def close(self):
+        if self._handle:
+            getattr(_library, self._destroy)(self._handle)
+            self._handle = _ptr()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *unused):
+        self.close()
+
+
+class Device(_Handle):
+    """The cpu device: `mem` bytes (0: the machine's), `threads` that compute (0: one a core)."""
+
+    _destroy = "spw_device_close"
+
+    def __init__(self, name="cpu", mem=0, threads=0):
+        super().__init__()
+        config = _DeviceConfig(c.sizeof(_DeviceConfig), threads, mem)
+        _call("spw_device_open", name.encode(), c.byref(config), c.byref(self._handle))
+
+
+class Pager(_Handle):
+    """A pager on a device. Options are the fields of spw_pager_config; paging by its name."""
+
+    _destroy = "spw_pager_destroy"
+
+    def __init__(self, device, paging="auto", **options):
+        super().__init__()
+        config = _PagerConfig()
+        _library.spw_pager_config_default(c.byref(config))
+        config.paging = PAGING[paging]
+        for name, value in options.items():
+            if name not in dict(_PagerConfig._fields_):
+                raise TypeError(f"{name} is not a field of spw_pager_config")
+            setattr(config, name, value.encode() if isinstance(value, str) else value)
+        _call("spw_pager_create", device._handle, c.byref(config), c.byref(self._handle))
+
+    def malloc(self, size):
+        """Device memory as an address; free() it."""
+        pointer = _ptr()
+        _call("spw_malloc", self._handle, _u64(size), c.byref(pointer))
+        return pointer.value
+
+    def free(self, address):
+        _library.spw_free(self._handle, _ptr(address))
+
+    def stats(self):
+        """The fields of spw_pager_stats as a dict."""
+        stats = _PagerStats()
+        _call("spw_pager_stats_get", self._handle, c.byref(stats))
+        return {name: getattr(stats, name) for name, _ in stats._fields_}
+
+
+class Optim(_Handle):
+    """AdamW whose state lives in a pager. Group options are the fields of spw_group."""
+
+    _destroy = "spw_optim_destroy"
+
+    def __init__(self, pager, state="8bit", min_8bit_elements=4096, **group):
+        super().__init__()
+        config = _OptimConfig()
+        _library.spw_optim_config_default(c.byref(config))
+        config.state = STATE[state]
+        config.min_8bit_elements = min_8bit_elements
+        _fill_group(config.group, group)
+        _call("spw_optim_create", pager._handle, c.byref(config), c.byref(self._handle))
+
+    def add_group(self, **options):
+        return _call("spw_optim_add_group", self._handle, c.byref(_new_group(options)))
+
+    def set_group(self, index, **options):
+        _call("spw_optim_set_group", self._handle, _u32(index), c.byref(_new_group(options)))
+
+    def add(self, data, grad=None, name="", group=0):
+        """Registers a tensor; returns its index."""
+        param = _Param(name.encode(), _address(data), _address(grad), _count(data), _is_bf16(data),
+                       _is_bf16(data if grad is None else grad), group, 0)
+        return _call("spw_optim_add", self._handle, c.byref(param))
+
+    def set_pointers(self, index, data, grad):
+        _call("spw_optim_set_pointers", self._handle, _u64(index), _ptr(_address(data)),
+              _ptr(_address(grad)))
+
+    def step(self, lr, max_norm=0.0, grad_scale=1.0):
+        _call("spw_optim_step", self._handle, c.byref(_Step(lr, max_norm, grad_scale, None)))
+
+    def grad_norm(self):
+        norm = _f64()
+        _call("spw_optim_grad_norm", self._handle, c.byref(norm))
+        return norm.value
+
+    def info(self):
+        info = _Info()
+        _call("spw_optim_info_get", self._handle, c.byref(info))
+        return {name: getattr(info, name) for name, _ in info._fields_}
+
+    def get_part(self, index, part):
+        """A part of the state ("m", "v", "absmax_m", "absmax_v") as bytes; empty if it has none."""
+        size = _call("spw_optim_part_bytes", self._handle, _u64(index), PARTS[part])
+        buffer = c.create_string_buffer(max(size, 1))
+        _call("spw_optim_get_part", self._handle, _u64(index), PARTS[part], buffer, _u64(size))
+        return buffer.raw[:size]
+
+    def set_part(self, index, part, data):
+        _call("spw_optim_set_part", self._handle, _u64(index), PARTS[part], bytes(data),
+              _u64(len(data)))
+
+    def get_step(self, index):
+        step = _u64()
+        _call("spw_optim_get_step", self._handle, _u64(index), c.byref(step))
+        return step.value
+
+    def set_step(self, index, step):
+        _call("spw_optim_set_step", self._handle, _u64(index), _u64(step))
+
+
+def _new_group(options):
+    group = _Group()
+    _library.spw_group_default(c.byref(group))
+    return _fill_group(group, options)
+
+
+def _fill_group(group, options):
+    for name, value in options.items():
+        if name not in dict(_Group._fields_):
+            raise TypeError(f"{name} is not a field of spw_group")
+        setattr(group, name, value)
+    return group
+
+
+def code_table(is_signed):
+    """The 256 values of an 8-bit code, ascending, as a list of floats."""
+    return list(_library.spw_code_table(int(is_signed))[:256])
