@@ -6,9 +6,9 @@
  * run before and one after, to show drift).
  */
 #include "base/mem.h"
+#include "cli/triad.h"
 #include "dev/dev.h"
 #include "kern/kern.h"
-#include "cli/triad.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -33,12 +33,13 @@ typedef struct bench {
 
 static const spw__adam_consts consts = {
     .grad_factor = 1.0f,
-    .beta1 = 0.9f,
-    .one_minus_beta1 = 0.1f,
+    .lerp_weight = 0.1f,
+    .lerp_from_m = UINT32_MAX,
     .beta2 = 0.999f,
     .one_minus_beta2 = 0.001f,
     .step_size = 1e-5f,
-    .inv_bias2 = 1.5f,
+    .root_bias2 = 1.0f / 1.5f,
+    .inv_root_bias2 = 1.5f,
     .eps = 1e-8f,
     .decay = 1.0f,
 };

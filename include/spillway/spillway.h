@@ -193,10 +193,10 @@ typedef struct spw_pager_stats {
     uint64_t bytes_cleaned;  /* of bytes written: ahead of need, between steps */
     uint64_t reclaims;       /* how often state was given back on demand */
     uint64_t bytes_reclaimed;
-    uint64_t host_bytes;     /* RAM that the store holds */
-    uint64_t steps;          /* sweeps done */
-    spw_paging paging;       /* the way in use, AUTO resolved */
-    int32_t direct_io;       /* file store: 1 if the page cache is bypassed */
+    uint64_t host_bytes; /* RAM that the store holds */
+    uint64_t steps;      /* sweeps done */
+    spw_paging paging;   /* the way in use, AUTO resolved */
+    int32_t direct_io;   /* file store: 1 if the page cache is bypassed */
 } spw_pager_stats;
 
 SPW_API int spw_pager_stats_get(spw_pager *pager, spw_pager_stats *stats);
@@ -231,10 +231,10 @@ typedef struct spw_group {
 SPW_API void spw_group_default(spw_group *group);
 
 typedef struct spw_optim_config {
-    uint32_t size;               /* sizeof(spw_optim_config) */
-    spw_state state;             /* default SPW_STATE_8BIT */
-    uint64_t min_8bit_elements;  /* smaller tensors keep 32-bit state; default 4096 */
-    spw_group group;             /* group 0 */
+    uint32_t size;              /* sizeof(spw_optim_config) */
+    spw_state state;            /* default SPW_STATE_8BIT */
+    uint64_t min_8bit_elements; /* smaller tensors keep 32-bit state; default 4096 */
+    spw_group group;            /* group 0 */
 } spw_optim_config;
 
 SPW_API void spw_optim_config_default(spw_optim_config *config);
@@ -256,10 +256,10 @@ SPW_API int spw_optim_set_group(spw_optim *optim, uint32_t index, const spw_grou
 /* A parameter tensor, flattened. `data` and `grad` are device memory that the caller owns and that
  * stays where it is until spw_optim_set_pointers says otherwise. */
 typedef struct spw_param {
-    const char *name;   /* copied; "" is allowed */
-    void *data;         /* n elements of `type`; updated in place */
-    const void *grad;   /* n elements of `grad_type`; NULL: no gradient yet */
-    uint64_t n;         /* elements; 0 is allowed */
+    const char *name; /* copied; "" is allowed */
+    void *data;       /* n elements of `type`; updated in place */
+    const void *grad; /* n elements of `grad_type`; NULL: no gradient yet */
+    uint64_t n;       /* elements; 0 is allowed */
     spw_type type;
     spw_type grad_type; /* may differ from `type` */
     uint32_t group;     /* index of its group */
@@ -300,11 +300,11 @@ SPW_API int spw_optim_step(spw_optim *optim, const spw_step *step);
 SPW_API int spw_optim_grad_norm(spw_optim *optim, double *norm);
 
 typedef struct spw_optim_info {
-    uint64_t n_params;    /* registered tensors */
-    uint64_t n_elements;  /* their elements */
-    uint64_t steps;       /* taken, skipped ones not counted */
-    uint64_t skipped;     /* steps that were skipped */
-    double grad_norm;     /* of the last step with max_norm > 0, after grad_scale, before clipping */
+    uint64_t n_params;   /* registered tensors */
+    uint64_t n_elements; /* their elements */
+    uint64_t steps;      /* taken, skipped ones not counted */
+    uint64_t skipped;    /* steps that were skipped */
+    double grad_norm;    /* of the last step with max_norm > 0, after grad_scale, before clipping */
 } spw_optim_info;
 
 SPW_API int spw_optim_info_get(spw_optim *optim, spw_optim_info *info);

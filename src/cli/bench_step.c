@@ -29,7 +29,8 @@ typedef struct rig {
     void *p;
 } rig;
 
-/* Hidden 4096, intermediate 11008, rank 64: A [r, in] and B [out, r] of q, k, v, o, gate, up, down. */
+/* Hidden 4096, intermediate 11008, rank 64: A [r, in] and B [out, r] of q, k, v, o, gate, up, down.
+ */
 static void lora_shapes(tensors *t)
 {
     static const uint64_t in[] = {4096, 4096, 4096, 4096, 4096, 4096, 11008};

@@ -2,7 +2,8 @@
  * bench_step.h - what an optimizer step reaches on this machine, beside what it could reach.
  *
  * Measures AdamW over made-up parameters and gradients through spillway.h, then runs the same steps
- * again unpaged on a device without a cap and compares the parameters bit for bit. One thread calls.
+ * again unpaged on a device without a cap and compares the parameters bit for bit. One thread
+ * calls.
  */
 #ifndef SPW_CLI_BENCH_STEP_H
 #define SPW_CLI_BENCH_STEP_H
@@ -22,16 +23,16 @@ typedef struct spw__bench_step {
 } spw__bench_step;
 
 typedef struct spw__bench_step_result {
-    spw_pager_stats pager;   /* after the last step */
+    spw_pager_stats pager; /* after the last step */
     uint64_t params;
     uint64_t bytes_in, bytes_out; /* of the last step */
-    uint64_t bound_bytes;    /* 2 * (state - resident) */
+    uint64_t bound_bytes;         /* 2 * (state - resident) */
     double ms_median, ms_min, ms_max;
     double link_in_gbs, link_out_gbs; /* bytes moved over the median step */
-    double probe_gbs;        /* pages copied in and out by the device's threads, nothing else; 0 for
-                                a file store (the command's store bench measures that) */
-    double step_gbs;         /* bytes that parameters, gradients and state need, over the median */
-    double triad_gbs;        /* STREAM triad on the same threads */
+    double probe_gbs; /* pages copied in and out by the device's threads, nothing else; 0 for
+                         a file store (the command's store bench measures that) */
+    double step_gbs;  /* bytes that parameters, gradients and state need, over the median */
+    double triad_gbs; /* STREAM triad on the same threads */
     bool identical;
 } spw__bench_step_result;
 

@@ -1,7 +1,6 @@
 #include "cli/triad.h"
 
 #include "base/mem.h"
-#include "kern/loops/select.h"
 
 #include <stdint.h>
 #include <time.h>
@@ -11,7 +10,6 @@ enum { PASSES = 10, PARTS = 64 };
 #define ELEMENTS (UINT64_C(1) << 24)
 
 typedef struct triad {
-    const spw__loops *loops;
     double *a, *b, *c;
 } triad;
 
@@ -30,7 +28,10 @@ static void triad_part(void *context, size_t index)
 {
     const triad *t = context;
     uint64_t n = ELEMENTS / PARTS, at = index * n;
-    t->loops->triad(t->a + at, t->b + at, t->c + at, n);
+    double *restrict a = t->a + at;
+    const double *restrict b = t->b + at, *restrict c = t->c + at;
+    for (uint64_t i = 0; i < n; i++)
+        a[i] = b[i] + 3.0 * c[i];
 }
 
 static double seconds(void)
@@ -59,7 +60,7 @@ double spw__triad_gbs(spw__pool *pool)
     double *memory = spw__map(3 * bytes);
     if (!memory)
         return 0.0;
-    triad t = {spw__loops_get(), memory, memory + ELEMENTS, memory + 2 * ELEMENTS};
+    triad t = {memory, memory + ELEMENTS, memory + 2 * ELEMENTS};
     double gbs = 3e-9 * (double)bytes / best_pass(pool, &t);
     spw__unmap(memory, 3 * bytes);
     return gbs;

@@ -31,17 +31,43 @@ SPW__INLINE float spw__select(uint32_t mask, float yes, float no)
     return spw__float_of_bits((spw__bits_of_float(yes) & mask) | (spw__bits_of_float(no) & ~mask));
 }
 
+/* What the update of an element is divided by: the root of v_hat, and eps. With 32-bit state it is
+ * divided out as torch.optim does; with 8-bit state, whose error is larger by orders, the
+ * reciprocal that was computed once saves a division an element. */
+SPW__INLINE float spw__adam_root32(float v, const spw__adam_consts *c)
+{
+    return sqrtf(v) / c->root_bias2 + c->eps;
+}
+
+SPW__INLINE float spw__adam_root8(float v, const spw__adam_consts *c)
+{
+    return fmaf(sqrtf(v), c->inv_root_bias2, c->eps);
+}
+
+/* The moments, by the operations of torch.optim.AdamW on a CPU, rounding for rounding: lerp_ for m,
+ * which starts from the nearer end; mul_ and addcmul_ for v. */
+SPW__INLINE float spw__adam_m(float m, float g, const spw__adam_consts *c)
+{
+    return fmaf(c->lerp_weight, g - m, spw__select(c->lerp_from_m, m, g));
+}
+
+SPW__INLINE float spw__adam_v(float v, float g, const spw__adam_consts *c)
+{
+    return fmaf(c->one_minus_beta2 * g, g, c->beta2 * v);
+}
+
 /* AdamW as torch.optim has it: decay, moments, update. `g` already carries the step's factor. An
- * element whose gradient is not finite stays as it is. */
+ * element whose gradient is not finite stays as it is. `is_8bit` is a constant where it is called.
+ */
 SPW__INLINE spw__adam_element spw__adam_update(spw__adam_element old, float g,
-                                               const spw__adam_consts *c)
+                                               const spw__adam_consts *c, int is_8bit)
 {
     spw__adam_element next;
     uint32_t finite = 0u - (uint32_t)(spw__magnitude_bits(g) < 0x7F800000u);
-    float m = fmaf(c->beta1, old.m, c->one_minus_beta1 * g);
-    float v = fmaf(c->beta2, old.v, c->one_minus_beta2 * g * g);
-    float root = fmaf(sqrtf(v), c->inv_bias2, c->eps);
-    float p = fmaf(-c->step_size, m / root, old.p * c->decay);
+    float m = spw__adam_m(old.m, g, c);
+    float v = spw__adam_v(old.v, g, c);
+    float root = is_8bit ? spw__adam_root8(v, c) : spw__adam_root32(v, c);
+    float p = old.p * c->decay - c->step_size * m / root;
     next.p = spw__select(finite, p, old.p);
     next.m = spw__select(finite, m, old.m);
     next.v = spw__select(finite, v, old.v);

@@ -23,13 +23,14 @@ enum {
 
 /* What is computed once a step for each parameter, on the host, in double, then rounded. */
 typedef struct spw__adam_consts {
-    float grad_factor; /* gradients are multiplied by it first: scale and clip together */
-    float beta1;
-    float one_minus_beta1;
+    float grad_factor;    /* gradients are multiplied by it first: scale and clip together */
+    float lerp_weight;    /* m += (1 - beta1) (g - m); from g, with -beta1, if beta1 <= 0.5 */
+    uint32_t lerp_from_m; /* all ones: from m; 0: from g */
     float beta2;
     float one_minus_beta2;
-    float step_size; /* lr / (1 - beta1^t) */
-    float inv_bias2; /* 1 / sqrt(1 - beta2^t): v_hat's root is sqrt(v) * inv_bias2 */
+    float step_size;      /* lr / (1 - beta1^t) */
+    float root_bias2;     /* sqrt(1 - beta2^t): v_hat's root is sqrt(v) / root_bias2 */
+    float inv_root_bias2; /* its reciprocal */
     float eps;
     float decay; /* 1 - lr * weight_decay */
 } spw__adam_consts;

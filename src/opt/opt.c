@@ -54,8 +54,9 @@ static int check_group(const spw_group *group)
 static int check_config(const spw_optim_config *config)
 {
     if (config->size != sizeof *config)
-        return spw__error(SPW_EINVAL, "spw_optim_config.size is %u, not %zu: call "
-                                      "spw_optim_config_default",
+        return spw__error(SPW_EINVAL,
+                          "spw_optim_config.size is %u, not %zu: call "
+                          "spw_optim_config_default",
                           config->size, sizeof *config);
     if (config->state != SPW_STATE_32BIT && config->state != SPW_STATE_8BIT)
         return spw__error(SPW_EINVAL, "state %d is none of spw_state", (int)config->state);

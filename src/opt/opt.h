@@ -26,8 +26,8 @@ typedef struct spw__param {
     const void *grad;
     uint64_t n;
     uint64_t first_piece, n_pieces;
-    uint64_t step;       /* updates it has had */
-    double beta1_power;  /* beta1^step as a running product; 1 before the first */
+    uint64_t step;      /* updates it has had */
+    double beta1_power; /* beta1^step as a running product; 1 before the first */
     double beta2_power;
     spw__adam_consts consts; /* of the step under way */
     spw_type type, grad_type;
@@ -39,7 +39,7 @@ typedef struct spw__piece {
     uint64_t page;
     uint64_t offset; /* of its m, bytes into the page */
     uint64_t param;
-    uint64_t first;  /* element of the parameter */
+    uint64_t first; /* element of the parameter */
     uint64_t n;
 } spw__piece;
 
@@ -57,15 +57,15 @@ struct spw_optim {
     size_t n_groups, group_capacity;
     spw__param *params;
     size_t n_params, param_capacity;
-    spw__piece *pieces;        /* in page order; NULL until the layout is made */
+    spw__piece *pieces; /* in page order; NULL until the layout is made */
     size_t n_pieces, piece_capacity;
-    uint64_t *page_first;      /* [n_pages + 1]: first piece of each page */
+    uint64_t *page_first; /* [n_pages + 1]: first piece of each page */
     uint64_t n_pages;
     bool laid_out;
-    spw__adam_run *runs;       /* [n_pieces] */
-    uint64_t *visit;           /* [n_pages]: pages of the step under way */
-    spw__norm_run *norm_runs;  /* [n_params] */
-    double *norm_scratch;      /* one a block of SPW__SPLIT gradients */
+    spw__adam_run *runs;      /* [n_pieces] */
+    uint64_t *visit;          /* [n_pages]: pages of the step under way */
+    spw__norm_run *norm_runs; /* [n_params] */
+    double *norm_scratch;     /* one a block of SPW__SPLIT gradients */
     uint64_t steps, skipped;
     double grad_norm;
 };

@@ -53,8 +53,7 @@ static int check_bytes(spw_optim *optim, uint64_t index, spw_part part, uint64_t
     if (wanted < 0)
         return (int)wanted;
     if ((uint64_t)wanted != bytes)
-        return spw__error(SPW_EINVAL,
-                          "parameter %s: part %d has %" PRId64 " bytes, not %" PRIu64,
+        return spw__error(SPW_EINVAL, "parameter %s: part %d has %" PRId64 " bytes, not %" PRIu64,
                           optim->params[index].name, (int)part, wanted, bytes);
     return 0;
 }

@@ -43,14 +43,17 @@ static spw__adam_consts make_consts(const spw_optim *optim, const spw__param *pa
     double lr = step->lr * group->lr_scale;
     double bias1 = 1 - param->beta1_power * group->beta1;
     double bias2 = 1 - param->beta2_power * group->beta2;
+    float weight = (float)(1 - group->beta1);
+    bool from_m = weight < 0.5f;
     return (spw__adam_consts){
         .grad_factor = (float)grad_factor,
-        .beta1 = (float)group->beta1,
-        .one_minus_beta1 = (float)(1 - group->beta1),
+        .lerp_weight = from_m ? weight : weight - 1,
+        .lerp_from_m = from_m ? UINT32_MAX : 0,
         .beta2 = (float)group->beta2,
         .one_minus_beta2 = (float)(1 - group->beta2),
         .step_size = (float)(lr / bias1),
-        .inv_bias2 = (float)(1 / sqrt(bias2)),
+        .root_bias2 = (float)sqrt(bias2),
+        .inv_root_bias2 = (float)(1 / sqrt(bias2)),
         .eps = (float)group->eps,
         .decay = (float)(1 - lr * group->weight_decay),
     };
@@ -161,7 +164,7 @@ int spw_optim_step(spw_optim *optim, const spw_step *step)
         rc = spw__optim_lay_out(optim);
     if (rc == 0)
         rc = spw__pager_prepare(optim->pager);
-    double factor;
+    double factor = 1;
     if (rc == 0)
         rc = find_factor(optim, step, &factor);
     if (rc < 0)

@@ -15,9 +15,9 @@ static void check_page(const spw_pager *pager, uint64_t number)
     const spw__page *page = &pager->pages[number];
     bool framed = page->state == SPW__PAGE_LOADING || page->state == SPW__PAGE_RESIDENT ||
                   page->state == SPW__PAGE_SAVING;
-    require(framed == (page->memory != NULL));                       /* 1 */
-    require(page->state == SPW__PAGE_RESIDENT || !page->dirty);      /* 4 */
-    require(page->state == SPW__PAGE_RESIDENT || !page->busy);       /* 4 */
+    require(framed == (page->memory != NULL));                  /* 1 */
+    require(page->state == SPW__PAGE_RESIDENT || !page->dirty); /* 4 */
+    require(page->state == SPW__PAGE_RESIDENT || !page->busy);  /* 4 */
     if (page->slab == SPW__NO_SLAB)
         return;
     const spw__slab *slab = &pager->slabs[page->slab];

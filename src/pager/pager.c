@@ -41,8 +41,8 @@ static int check_config(const spw_pager_config *config)
                           config->occupancy);
     uint64_t page = config->page_bytes;
     if (page && (page < min_page_bytes || page > max_page_bytes || (page & (page - 1))))
-        return spw__error(SPW_EINVAL,
-                          "page size %" PRIu64 " is not a power of two from 64 KiB to 16 MiB", page);
+        return spw__error(
+            SPW_EINVAL, "page size %" PRIu64 " is not a power of two from 64 KiB to 16 MiB", page);
     if (config->ring_frames && (config->ring_frames < 3 || config->ring_frames > 64))
         return spw__error(SPW_EINVAL, "ring_frames %u is not 3 to 64", config->ring_frames);
     return 0;
@@ -63,8 +63,9 @@ static int resolve_paging(spw_pager *pager)
     if (*paging == SPW_PAGING_AUTO)
         *paging = resolve_auto(pager->device, pager->by_file);
     if (*paging == SPW_PAGING_UNIFIED)
-        return spw__error(SPW_ENOTSUP, "paging unified needs CUDA managed memory, which the %s "
-                                       "device does not have: use copy or mapped",
+        return spw__error(SPW_ENOTSUP,
+                          "paging unified needs CUDA managed memory, which the %s "
+                          "device does not have: use copy or mapped",
                           pager->device->ops->name);
     if (*paging == SPW_PAGING_MAPPED && pager->by_file)
         return spw__error(SPW_ENOTSUP, "paging mapped needs the ram store: a file cannot be "
@@ -214,8 +215,8 @@ static int take_ring(spw_pager *pager)
                           pager->page_bytes, spw_last_error());
     pager->ring = ring;
     for (uint32_t i = 0; i < n; i++)
-        pager->lanes[i] = (spw__lane){.frame = pager->ring + i * pager->page_bytes,
-                                      .page = SPW__NO_PAGE};
+        pager->lanes[i] =
+            (spw__lane){.frame = pager->ring + i * pager->page_bytes, .page = SPW__NO_PAGE};
     return 0;
 }
 
@@ -224,9 +225,9 @@ static int take_all_frames(spw_pager *pager)
 {
     while (pager->n_frames < pager->n_pages)
         if (!spw__frames_add_slab(pager, pager->n_pages - pager->n_frames))
-            return spw__error(SPW_ENOMEM,
-                              "no room for %" PRIu64 " bytes of optimizer state with paging off: %s",
-                              pager->n_pages * pager->page_bytes, spw_last_error());
+            return spw__error(
+                SPW_ENOMEM, "no room for %" PRIu64 " bytes of optimizer state with paging off: %s",
+                pager->n_pages * pager->page_bytes, spw_last_error());
     for (uint64_t i = 0; i < pager->n_pages; i++) {
         spw__page *page = &pager->pages[i];
         if (page->state == SPW__PAGE_RESIDENT)

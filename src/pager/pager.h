@@ -20,8 +20,8 @@
  *     |   sweep: end_save                      begin_save       |                |       | hold /
  *     +--------------------- SAVING <---------------------------+                |       | release
  *     ^                        ^                                                 |       v
- *     |                        |  reclaim: claim, dirty                          |   RESIDENT (busy)
- *     |                        +-------------------------------------------------+
+ *     |                        |  reclaim: claim, dirty                          |   RESIDENT
+ * (busy) |                        +-------------------------------------------------+
  *     +------ reclaim: claim, clean (no transfer) -------------------------------+
  *   SAVING -> RESIDENT (dirty): a reclaim's save failed; the page stays, reclaim returns less.
  *   write() makes ZERO -> STORED. With paging "mapped" pages are ZERO or STORED and updated in the
@@ -61,33 +61,33 @@ typedef enum spw__page_state {
     SPW__PAGE_SAVING,   /* on its way out of a frame */
 } spw__page_state;
 
-enum { SPW__NO_SLAB = UINT32_MAX };
+#define SPW__NO_SLAB UINT32_MAX
 
 typedef struct spw__page {
-    void *memory;          /* its frame, NULL if it has none */
-    uint32_t slab;         /* of the frame; SPW__NO_SLAB: a ring frame, or none */
-    uint8_t state;         /* spw__page_state */
-    bool dirty;            /* the store has not these bytes */
-    bool busy;             /* a sweep or an access works on it: not to be reclaimed */
+    void *memory;  /* its frame, NULL if it has none */
+    uint32_t slab; /* of the frame; SPW__NO_SLAB: a ring frame, or none */
+    uint8_t state; /* spw__page_state */
+    bool dirty;    /* the store has not these bytes */
+    bool busy;     /* a sweep or an access works on it: not to be reclaimed */
 } spw__page;
 
 /* Frames taken from and given back to the device together. */
 typedef struct spw__slab {
-    char *memory;      /* n_frames * page_bytes; NULL: this entry is free */
-    uint64_t *pages;   /* [n_frames]: which page is in each, SPW__NO_PAGE if none */
+    char *memory;    /* n_frames * page_bytes; NULL: this entry is free */
+    uint64_t *pages; /* [n_frames]: which page is in each, SPW__NO_PAGE if none */
     uint32_t n_frames;
-    uint32_t n_used;   /* frames with a page */
-    bool leaving;      /* a reclaim has claimed it */
+    uint32_t n_used; /* frames with a page */
+    bool leaving;    /* a reclaim has claimed it */
 } spw__slab;
 
 #define SPW__NO_PAGE UINT64_MAX
 
 /* A place in the ring: its own frame, and the transfer that goes on in it or through it. */
 typedef struct spw__lane {
-    char *frame;       /* the ring's frame */
-    uint64_t page;     /* that it carries; SPW__NO_PAGE: idle */
-    bool saving;       /* a save is under way */
-    bool reading;      /* a store read is under way */
+    char *frame;   /* the ring's frame */
+    uint64_t page; /* that it carries; SPW__NO_PAGE: idle */
+    bool saving;   /* a save is under way */
+    bool reading;  /* a store read is under way */
     spw__store_io io;
 } spw__lane;
 
@@ -98,31 +98,31 @@ struct spw_pager {
     bool by_file;            /* the store is not addressable */
 
     spw__lock lock;
-    pthread_cond_t changed;  /* some page left LOADING, SAVING or busy */
-    spw__page *pages;        /* [n_pages] */
+    pthread_cond_t changed; /* some page left LOADING, SAVING or busy */
+    spw__page *pages;       /* [n_pages] */
     uint64_t n_pages;
-    uint64_t page_bytes;     /* 0 until set_pages */
-    spw__slab *slabs;        /* [n_slabs], entries reused */
+    uint64_t page_bytes; /* 0 until set_pages */
+    spw__slab *slabs;    /* [n_slabs], entries reused */
     uint32_t n_slabs;
-    uint32_t slab_frames;    /* frames in a full slab */
-    uint64_t n_resident;     /* pages in slabs */
-    uint64_t n_frames;       /* frames in slabs, used or not */
+    uint32_t slab_frames; /* frames in a full slab */
+    uint64_t n_resident;  /* pages in slabs */
+    uint64_t n_frames;    /* frames in slabs, used or not */
 
-    spw__lane *lanes;        /* [ring_frames]; the sweep's thread only */
-    char *ring;              /* one allocation for all ring frames */
-    uint64_t *queue;         /* [n_pages]: pages to stream in this sweep; the sweep's thread only */
-    uint64_t *residents;     /* [n_pages]: pages updated in place, likewise */
-    void *views;             /* [n_pages] spw__page_view, likewise */
-    char *bounce;            /* one page of host memory for access.c; NULL until needed */
+    spw__lane *lanes;    /* [ring_frames]; the sweep's thread only */
+    char *ring;          /* one allocation for all ring frames */
+    uint64_t *queue;     /* [n_pages]: pages to stream in this sweep; the sweep's thread only */
+    uint64_t *residents; /* [n_pages]: pages updated in place, likewise */
+    void *views;         /* [n_pages] spw__page_view, likewise */
+    char *bounce;        /* one page of host memory for access.c; NULL until needed */
 
     uint64_t reserved;       /* spw_pager_reserve's word, under the lock */
     uint64_t other_estimate; /* decayed peak of what others use, bytes */
     uint64_t budget_pages;   /* as of the last sweep */
     uint32_t reclaims_since_sweep;
-    int failed;              /* the first error of a failed sweep, 0 if none */
-    char failure[512];       /* its message */
-    bool owned;              /* an optimizer lives here */
-    spw_pager_stats stats;   /* counters only; the rest is filled in on request */
+    int failed;            /* the first error of a failed sweep, 0 if none */
+    char failure[512];     /* its message */
+    bool owned;            /* an optimizer lives here */
+    spw_pager_stats stats; /* counters only; the rest is filled in on request */
 };
 
 /* One page on the device, for the caller's arithmetic. */
@@ -172,7 +172,8 @@ void spw__frames_leave(spw_pager *pager, spw__page *page);
 /* frames.c; lock not held, nobody else uses the pager. */
 void spw__frames_free_all(spw_pager *pager);
 
-/* budget.c: learns from the device's use since the last sweep, then says how many pages may stay. */
+/* budget.c: learns from the device's use since the last sweep, then says how many pages may stay.
+ */
 uint64_t spw__budget_pages(spw_pager *pager);
 
 /* reclaim.c: gives back slabs of at least `bytes` if it can; returns what was given. */

@@ -51,8 +51,8 @@ static spw__slab *choose(spw_pager *pager)
         if (!can_leave(pager, slab))
             continue;
         bool dirty = has_dirty(pager, slab);
-        bool better = !best || (best_dirty && !dirty) ||
-                      (best_dirty == dirty && slab->memory < best->memory);
+        bool better =
+            !best || (best_dirty && !dirty) || (best_dirty == dirty && slab->memory < best->memory);
         if (better) {
             best = slab;
             best_dirty = dirty;

@@ -229,8 +229,8 @@ static void sort_pages(sweep_run *run)
             pager->residents[run->n_residents++] = number;
     }
     spw__lock_drop(&pager->lock);
-    run->batch = run->n_queue ? (run->n_residents + run->n_queue - 1) / run->n_queue
-                              : run->n_residents;
+    run->batch =
+        run->n_queue ? (run->n_residents + run->n_queue - 1) / run->n_queue : run->n_residents;
 }
 
 static int stream(sweep_run *run)
@@ -283,8 +283,8 @@ static int sweep_in_place(spw_pager *pager, const spw__sweep *sweep)
         uint64_t number = sweep->pages[i];
         spw__page *page = &pager->pages[number];
         bool off = pager->config.paging == SPW_PAGING_OFF;
-        views[i] = (spw__page_view){number,
-                                    off ? page->memory : spw__store_slot(pager->store, number)};
+        views[i] =
+            (spw__page_view){number, off ? page->memory : spw__store_slot(pager->store, number)};
         if (!off)
             page->state = SPW__PAGE_STORED;
     }
@@ -309,9 +309,8 @@ static int sweep_by_copy(spw_pager *pager, const spw__sweep *sweep)
 static void shrink_to_budget(spw_pager *pager)
 {
     spw__lock_take(&pager->lock);
-    uint64_t over = pager->n_resident > pager->budget_pages
-                        ? pager->n_resident - pager->budget_pages
-                        : 0;
+    uint64_t over =
+        pager->n_resident > pager->budget_pages ? pager->n_resident - pager->budget_pages : 0;
     spw__lock_drop(&pager->lock);
     if (over)
         (void)spw__reclaim(pager, over * pager->page_bytes);

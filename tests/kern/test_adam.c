@@ -5,12 +5,13 @@
 
 static const spw__adam_consts usual = {
     .grad_factor = 0.5f,
-    .beta1 = 0.9f,
-    .one_minus_beta1 = 0.1f,
+    .lerp_weight = 0.1f,
+    .lerp_from_m = UINT32_MAX,
     .beta2 = 0.999f,
     .one_minus_beta2 = 0.001f,
     .step_size = 2e-3f,
-    .inv_bias2 = 3.1f,
+    .root_bias2 = 1.0f / 3.1f,
+    .inv_root_bias2 = 3.1f,
     .eps = 1e-8f,
     .decay = 0.9999f,
 };
@@ -130,7 +131,7 @@ static void reference_32bit(tensor *t)
         spw__adam_element old = {support_get(t->p, t->p_type, i), support_get(t->m, SPW_FP32, i),
                                  support_get(t->v, SPW_FP32, i)};
         float g = support_get(t->g, t->g_type, i) * usual.grad_factor;
-        spw__adam_element next = spw__adam_update(old, g, &usual);
+        spw__adam_element next = spw__adam_update(old, g, &usual, 0);
         support_put(t->p, t->p_type, i, next.p);
         support_put(t->m, SPW_FP32, i, next.m);
         support_put(t->v, SPW_FP32, i, next.v);
@@ -150,7 +151,7 @@ static void reference_block(tensor *t, uint64_t b)
             maps->m.value[t->m[first + i]] * support_get(t->absmax_m, SPW_FP32, b),
             maps->v.value[t->v[first + i]] * support_get(t->absmax_v, SPW_FP32, b)};
         float g = support_get(t->g, t->g_type, first + i) * usual.grad_factor;
-        next[i] = spw__adam_update(old, g, &usual);
+        next[i] = spw__adam_update(old, g, &usual, 1);
         most_m = fmaxf(fabsf(next[i].m), spw__float_of_bits(most_m)) == fabsf(next[i].m)
                      ? spw__magnitude_bits(next[i].m)
                      : most_m;
@@ -279,11 +280,11 @@ static wide update_in_double(double p, double g, double m, double v)
 {
     wide w;
     g *= (double)usual.grad_factor;
-    w.m = (double)usual.beta1 * m + (double)usual.one_minus_beta1 * g;
+    w.m = (1 - (double)usual.lerp_weight) * m + (double)usual.lerp_weight * g;
     w.v = (double)usual.beta2 * v + (double)usual.one_minus_beta2 * g * g;
     w.decayed = p * (double)usual.decay;
-    w.update =
-        (double)usual.step_size * w.m / (sqrt(w.v) * (double)usual.inv_bias2 + (double)usual.eps);
+    w.update = (double)usual.step_size * w.m /
+               (sqrt(w.v) * (double)usual.inv_root_bias2 + (double)usual.eps);
     w.p = w.decayed - w.update;
     return w;
 }

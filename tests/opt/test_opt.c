@@ -95,7 +95,8 @@ static void rig_close(rig *r)
     }
 }
 
-/* Steps with clipping; tensor 6 has no gradient in odd steps; a spike takes the device in step 3. */
+/* Steps with clipping; tensor 6 has no gradient in odd steps; a spike takes the device in step 3.
+ */
 static void train(rig *r)
 {
     for (int i = 0; i < STEPS; i++) {
@@ -124,9 +125,8 @@ static char *everything(rig *r, size_t *bytes)
         at += sizes[t] * sizeof(float);
         for (int part = 0; part < 4; part++) {
             int64_t size = spw_optim_part_bytes(r->optim, (uint64_t)t, (spw_part)part);
-            assert_int_equal(spw_optim_get_part(r->optim, (uint64_t)t, (spw_part)part, at,
-                                                (uint64_t)size),
-                             0);
+            assert_int_equal(
+                spw_optim_get_part(r->optim, (uint64_t)t, (spw_part)part, at, (uint64_t)size), 0);
             at += size;
         }
     }

@@ -144,8 +144,10 @@ static void off(void **unused)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(copy_from_ram_under_a_cap),   cmocka_unit_test(copy_from_ram_without_a_cap),
-        cmocka_unit_test(copy_from_a_file_under_a_cap), cmocka_unit_test(mapped),
+        cmocka_unit_test(copy_from_ram_under_a_cap),
+        cmocka_unit_test(copy_from_ram_without_a_cap),
+        cmocka_unit_test(copy_from_a_file_under_a_cap),
+        cmocka_unit_test(mapped),
         cmocka_unit_test(off),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

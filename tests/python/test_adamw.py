@@ -75,35 +75,28 @@ def largest_terms(p, g, m, v, step, hyper):
     new_m, new_v = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g * g
     t = step + 1
     update = hyper["lr"] / (1 - b1**t) * new_m / (np.sqrt(new_v / (1 - b2**t)) + hyper["eps"])
-    # torch sums m as m + (1 - b1) (g - m): its largest term may be g - m.
-    terms_m = np.maximum.reduce([np.abs(m), np.abs((1 - b1) * g), np.abs((1 - b1) * (g - m))])
-    # An update carries the rounding of the m it is made of.
-    carried = np.abs(update) * np.maximum(1, terms_m / np.maximum(np.abs(new_m), 1e-300))
-    return (np.maximum(np.abs(p), carried), terms_m,
+    return (np.maximum(np.abs(p), np.abs(update)),
+            np.maximum(np.abs(b1 * m), np.abs((1 - b1) * g)),
             np.maximum(np.abs(b2 * v), np.abs((1 - b2) * g * g)))
 
 
-def exact_p(p, g, m, v, step, hyper):
-    """The new parameters in double, and the update that is in them."""
-    p, g, m, v = (x.astype(np.float64) for x in (p, g, m, v))
-    b1, b2 = hyper["betas"]
-    t = step + 1
-    update = hyper["lr"] / (1 - b1**t) * (b1 * m + (1 - b1) * g) / (
-        np.sqrt((b2 * v + (1 - b2) * g * g) / (1 - b2**t)) + hyper["eps"])
-    return p * (1 - hyper["lr"] * hyper["weight_decay"]) - update, update
-
-
-def both_steps(spw, step, hyper):
-    """The same step by both; what is apart in ulp of the largest term, for p, m and v."""
+def apart(spw, step, hyper):
+    """The same step by both: differences in ulp of the largest term, for p, m and v."""
     state = random_state(20011, seed=step + 17)
     if step == 0:
         state[2][:], state[3][:] = 0, 0
     theirs = torch_step(*state, step, hyper, torch.float32)
     ours = [np.asarray(x) for x in our_step(spw, *state, step, hyper)]
-    terms = largest_terms(*state, step, hyper)
-    apart = [np.abs(mine.astype(np.float64) - other) / ulp(term)
-             for mine, other, term in zip(ours, theirs, terms)]
-    return state, ours, theirs, terms, apart
+    return [np.abs(mine.astype(np.float64) - other) / ulp(term)
+            for mine, other, term in zip(ours, theirs, largest_terms(*state, step, hyper))]
+
+
+@pytest.fixture
+def exact_sqrt(monkeypatch):
+    """torch's fp32 square root, correctly rounded as IEEE 754 has it (by way of double). With MKL
+    it is not: about a fifth of its results are one ulp off, and an update is made of them."""
+    monkeypatch.setattr(torch.Tensor, "sqrt",
+                        lambda x: torch.from_numpy(np.sqrt(x.numpy().astype(np.float64))).to(x))
 
 
 each_step = pytest.mark.parametrize("step", [0, 1, 9, 1000])
@@ -112,31 +105,17 @@ each_hyper = pytest.mark.parametrize("hyper", HYPER)
 
 @each_hyper
 @each_step
-def test_fp32_step_is_torchs_within_2_ulp_of_the_largest_term(spw, hyper, step):
-    """m and v everywhere; p where it is larger than its update."""
-    state, _, _, _, (p, m, v) = both_steps(spw, step, hyper)
-    _, update = exact_p(*state, step, hyper)
-    small = np.abs(update) < np.abs(state[0]) / 4
-    assert np.mean(small) > 0.05
-    assert np.max(m) <= 2 and np.max(v) <= 2 and np.max(p[small]) <= 2
-
-
-@pytest.mark.xfail(reason="where the update is as large as p, its own roundings exceed 2 ulp: up to "
-                          "6, on under 1.5% of the elements; torch is up to 4.5 from the exact p")
-@each_hyper
-@each_step
-def test_every_p_is_torchs_within_2_ulp(spw, hyper, step):
-    assert np.max(both_steps(spw, step, hyper)[4][0]) <= 2
+def test_fp32_step_is_torchs_within_2_ulp_of_the_largest_term(spw, hyper, step, exact_sqrt):
+    p, m, v = apart(spw, step, hyper)
+    assert np.max(p) <= 2 and np.max(m) <= 2 and np.max(v) <= 2
 
 
 @each_hyper
 @each_step
-def test_p_is_as_near_the_exact_result_as_torchs(spw, hyper, step):
-    state, ours, theirs, terms, apart = both_steps(spw, step, hyper)
-    exact, _ = exact_p(*state, step, hyper)
-    mine, other = (np.abs(x[0] - exact) / ulp(terms[0]) for x in (ours, theirs))
-    assert np.sqrt(np.mean(mine**2)) <= 1.05 * np.sqrt(np.mean(other**2))
-    assert np.max(mine) <= 6 and np.mean(apart[0] > 2) < 0.015
+def test_with_torchs_own_sqrt_p_is_within_4_ulp(spw, hyper, step):
+    p, m, v = apart(spw, step, hyper)
+    assert np.max(p) <= 4 and np.max(m) <= 2 and np.max(v) <= 2
+    assert np.mean(p > 2) < 0.01
 
 
 @pytest.mark.parametrize("hyper", HYPER[:2])

@@ -43,7 +43,7 @@ ALWAYS_INLINE void adam32(const spw__adam_run *run, spw_type p_type, spw_type g_
     for (uint64_t i = 0; i < run->n; i++) {
         spw__adam_element old = {load(p, p_type, i), m[i], v[i]};
         spw__adam_element next =
-            spw__adam_update(old, load(g, g_type, i) * consts.grad_factor, &consts);
+            spw__adam_update(old, load(g, g_type, i) * consts.grad_factor, &consts, 0);
         store(p, p_type, i, next.p);
         m[i] = next.m;
         v[i] = next.v;
@@ -78,7 +78,7 @@ ALWAYS_INLINE void update_block(block *restrict b, float *restrict p, const floa
     int32_t most_m = 0, most_v = 0; /* every machine has signed maxima */
     for (int i = 0; i < SPW__BLOCK; i++) {
         spw__adam_element old = {p[i], b->m[i], b->v[i]};
-        spw__adam_element next = spw__adam_update(old, g[i] * c.grad_factor, &c);
+        spw__adam_element next = spw__adam_update(old, g[i] * c.grad_factor, &c, 1);
         int32_t bits_m = (int32_t)spw__magnitude_bits(next.m);
         int32_t bits_v = (int32_t)spw__magnitude_bits(next.v);
         most_m = bits_m > most_m ? bits_m : most_m;
@@ -212,17 +212,9 @@ static double square_sum_bf16(const void *g, uint64_t n)
     return square_sum(g, n, SPW_BF16);
 }
 
-static void triad(double *restrict a, const double *restrict b, const double *restrict c,
-                  uint64_t n)
-{
-    for (uint64_t i = 0; i < n; i++)
-        a[i] = b[i] + 3.0 * c[i];
-}
-
 const spw__loops SPW_JOIN(spw__loops_, SPW_LOOPS_SUFFIX) = {
     .name = SPW_TEXT(SPW_LOOPS_SUFFIX),
     .adam32 = {{adam32_fp32_fp32, adam32_fp32_bf16}, {adam32_bf16_fp32, adam32_bf16_bf16}},
     .adam8 = {{adam8_fp32_fp32, adam8_fp32_bf16}, {adam8_bf16_fp32, adam8_bf16_bf16}},
     .square_sum = {square_sum_fp32, square_sum_bf16},
-    .triad = triad,
 };

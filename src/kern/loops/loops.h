@@ -20,7 +20,6 @@ typedef struct spw__loops {
     spw__adam32_loop *adam32[2][2];      /* [p_type][g_type] */
     spw__adam8_loop *adam8[2][2];        /* [p_type][g_type]; the run begins at a block */
     spw__square_sum_loop *square_sum[2]; /* [type]; at most SPW__SPLIT elements, kern.h's lanes */
-    void (*triad)(double *a, const double *b, const double *c, uint64_t n); /* a = b + 3 c */
 } spw__loops;
 
 extern const spw__loops spw__loops_baseline;
