@@ -122,7 +122,7 @@ static int read_shape(const spw__safetensors *file, spw__tensor *tensor, const j
 static int read_offsets(const spw__safetensors *file, spw__tensor *tensor, const json_t *offsets,
                         uint64_t data_begin, uint32_t bits)
 {
-    uint64_t begin, end, wanted;
+    uint64_t begin = 0, end = 0, wanted;
     if (!json_is_array(offsets) || json_array_size(offsets) != 2)
         return spw__error(SPW_EFORMAT, "%s: tensor %s: data_offsets is not a pair", file->path,
                           tensor->name);

@@ -36,7 +36,7 @@ static void add_vector(lister *list, uint32_t layer, const char *name, spw__matr
                        uint32_t cols)
 {
     char full[96];
-    (void)snprintf(full, sizeof full, "model.layers.%u.%s", layer, name);
+    (void)snprintf(full, sizeof full, "model.layers.%u.%.64s", layer, name);
     add(list, full, matrix, 1, cols)->is_vector = true;
 }
 
