@@ -33,6 +33,7 @@ enum code {
     CODE_WEIGHT_DECAY,
     CODE_CLIP,
     CODE_SEED,
+    CODE_KEEP,
     CODE_LOG,
     CODE_SAMPLE,
     CODE_SAVE_EVERY,
@@ -79,6 +80,9 @@ static const spw__option step_options[] = {
     {"weight-decay", CODE_WEIGHT_DECAY, "F", "of matrices; norms and biases have none [0]"},
     {"clip", CODE_CLIP, "F", "largest norm of the gradient; 0: off [1.0]"},
     {"seed", CODE_SEED, "N", "of row order, new adapters and dropout [0]"},
+    {"keep", CODE_KEEP, "SIZE",
+     "activations kept for the backward pass instead of computed again; the\n"
+     "losses are the same [0 with --device-mem, else an eighth of the memory]"},
     {0},
 };
 
@@ -249,6 +253,9 @@ static int take_own(enum code code, const char *value, request *r)
         return 0;
     case CODE_TARGETS:
         return take_targets(value, r);
+    case CODE_KEEP:
+        f->keep = 0; /* "0" is a choice here; spw__option_size is for sizes that are not nothing */
+        return strcmp(value, "0") == 0 ? 0 : spw__option_size("keep", value, &f->keep);
     case CODE_BASE:
     case CODE_TOO_LONG:
     case CODE_SCHEDULE:
@@ -351,6 +358,8 @@ static void complete(request *r)
     spw__finetune *f = &r->finetune;
     if (!given(r, CODE_ALPHA))
         f->lora.alpha = 2.0 * f->lora.rank;
+    if (!given(r, CODE_KEEP))
+        f->keep = r->machine.device_config.mem ? 0 : SPW__KEEP_BY_MEMORY;
     f->lora.seed = f->seed;
     f->device = r->machine.device;
     f->device_config = r->machine.device_config;

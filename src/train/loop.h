@@ -18,6 +18,8 @@
 #include <signal.h>
 #include <stdio.h>
 
+#define SPW__KEEP_BY_MEMORY UINT64_MAX
+
 typedef struct spw__finetune {
     const char *model;   /* directory */
     const char *data;    /* FILE.jsonl */
@@ -38,6 +40,7 @@ typedef struct spw__finetune {
     spw__schedule_kind schedule;
     double clip; /* 0: off */
     uint64_t seed;
+    uint64_t keep; /* bytes for spw__model_keep, or SPW__KEEP_BY_MEMORY: an eighth of the device */
     const char *device;
     spw_device_config device_config;
     spw_pager_config pager;

@@ -3,10 +3,10 @@
  *
  * What it is not: it owns no weights (weights.h) and takes no optimizer step. Activations live in
  * device memory from spw_malloc and are freed before a call returns: each block's input is kept,
- * the block is computed again in the backward pass (gradient checkpointing, unless
- * spw__model_keep gives it room); attention never holds
- * a T x T matrix; the loss never holds the logits of more than a chunk of tokens. One thread calls;
- * work is spread over `pool`. The bits depend on the inputs, the libraries and the thread count.
+ * the block is computed again in the backward pass (gradient checkpointing), unless spw__model_keep
+ * gave it room; attention never holds a T x T matrix; the loss never holds the logits of more than
+ * a chunk of tokens. One thread calls; work is spread over `pool`. The bits depend on the inputs,
+ * the libraries and the thread count.
  */
 #ifndef SPW_TRAIN_MODEL_H
 #define SPW_TRAIN_MODEL_H

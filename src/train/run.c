@@ -210,11 +210,21 @@ static int explain_loading(int rc)
     return spw__error(rc, "loading the model: %s; raise --device-mem", spw_last_error());
 }
 
+static uint64_t bytes_to_keep(const spw__run *run)
+{
+    spw_device_stats stats;
+    if (run->asked->keep != SPW__KEEP_BY_MEMORY)
+        return run->asked->keep;
+    return spw_device_stats_get(run->device, &stats) < 0 ? 0 : stats.capacity_bytes / 8;
+}
+
 static int load_model(spw__run *run)
 {
     int rc = load_weights(run);
     if (rc == 0)
         rc = spw__model_create(&run->weights, run->pool, &run->model);
+    if (rc == 0)
+        spw__model_keep(run->model, bytes_to_keep(run));
     if (rc == 0)
         rc = make_optim(run);
     return explain_loading(rc);

@@ -462,6 +462,15 @@ def test_the_same_seed_gives_the_same_run(command, model, rows, tmp_path):
     assert losses(logs[0]) != losses(logs[2])
 
 
+def test_keeping_activations_changes_no_bit(command, model, rows, tmp_path):
+    logs = [tmp_path / f"{keep}.jsonl" for keep in ("0", "64KiB", "1GiB")]
+    for log in logs:
+        result = finetune(command, model, rows, tmp_path / f"out-{log.stem}", "--base", "fp32",
+                          "--keep", log.stem, "--log", log)
+        assert result.returncode == 0, result.stderr
+    assert losses(logs[0]) == losses(logs[1]) == losses(logs[2])
+
+
 FULL = ["--full", "--epochs", 2, "--lr", "1e-3", "--accum", 2, "--threads", 2]
 
 
