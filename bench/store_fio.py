@@ -38,7 +38,10 @@ def fio_command(args, path, engine, block, depth, kind):
 
 
 def fio(args, path, engine, block, depth, kind):
-    """One untimed pass of writes first, as store_rate does."""
+    """A new file and one untimed pass of writes first, as store_rate does: where the disk is a
+    virtual one, blocks that were written several times are read faster than new ones."""
+    if os.path.exists(path):
+        os.unlink(path)
     subprocess.run(fio_command(args, path, engine, block, depth, "write"), check=True,
                    capture_output=True)
     done = subprocess.run(fio_command(args, path, engine, block, depth, kind), check=True,
