@@ -24,6 +24,11 @@ char *spw__strdup(const char *text);
 void *spw__map(uint64_t bytes);
 void spw__unmap(void *pointer, uint64_t bytes);
 
+/* Bytes that this process could still take without swapping: what the system has available, and
+ * what the process's control groups leave (containers, batch systems). UINT64_MAX where neither
+ * says. */
+uint64_t spw__memory_available(void);
+
 static inline uint64_t spw__round_up(uint64_t value, uint64_t multiple)
 {
     return (value + multiple - 1) / multiple * multiple;

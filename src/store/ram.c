@@ -5,7 +5,6 @@
 #include "base/mem.h"
 
 #include <inttypes.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -23,21 +22,6 @@ static void ram_close(spw__store *store)
     free(ram);
 }
 
-/* MemAvailable of /proc/meminfo, or no limit where it cannot be read. */
-static uint64_t available_memory(void)
-{
-    uint64_t kib = UINT64_MAX / 1024;
-    char line[128];
-    FILE *file = fopen("/proc/meminfo", "re");
-    if (!file)
-        return kib * 1024;
-    while (fgets(line, sizeof line, file))
-        if (sscanf(line, "MemAvailable: %" SCNu64, &kib) == 1)
-            break;
-    (void)fclose(file);
-    return kib * 1024;
-}
-
 static int check_room(const ram_store *ram, uint64_t bytes)
 {
     if (ram->host_mem && bytes > ram->host_mem)
@@ -48,7 +32,7 @@ static int check_room(const ram_store *ram, uint64_t bytes)
                           bytes, ram->host_mem);
     /* While grow copies, what was there is there twice. */
     uint64_t more = bytes - ram->bytes > ram->bytes ? bytes - ram->bytes : ram->bytes;
-    uint64_t available = available_memory();
+    uint64_t available = spw__memory_available();
     if (more > available)
         return spw__error(SPW_EHOSTMEM,
                           "the optimizer state needs %" PRIu64 " bytes of host memory and %" PRIu64
