@@ -152,6 +152,9 @@ typedef struct spw_pager_config {
 
 SPW_API void spw_pager_config_default(spw_pager_config *config);
 
+/* The size of a page that a pager with this config takes for so much state. */
+SPW_API uint64_t spw_pager_page_bytes(const spw_pager_config *config, uint64_t state_bytes);
+
 /* Creates a pager on a device, which must outlive it. `config` may be NULL for the defaults. No
  * memory is taken before the first step needs it; a file store's file is made here.
  * SPW_EINVAL a field out of range (named); SPW_EEXIST, SPW_ENOENT, SPW_EIO the store's file;

@@ -101,7 +101,7 @@ static int make_step_tables(spw_optim *optim)
 
 static int lay_out(spw_optim *optim)
 {
-    cursor at = {.page_bytes = spw__pager_page_bytes(optim->pager, raw_bytes(optim))};
+    cursor at = {.page_bytes = spw_pager_page_bytes(&optim->pager->config, raw_bytes(optim))};
     for (size_t i = 0; i < optim->n_params; i++) {
         int rc = place_param(optim, i, &at);
         if (rc < 0)

@@ -146,10 +146,10 @@ void spw_pager_destroy(spw_pager *pager)
     free(pager);
 }
 
-uint64_t spw__pager_page_bytes(const spw_pager *pager, uint64_t state_bytes)
+uint64_t spw_pager_page_bytes(const spw_pager_config *config, uint64_t state_bytes)
 {
-    if (pager->config.page_bytes)
-        return pager->config.page_bytes;
+    if (config->page_bytes)
+        return config->page_bytes;
     uint64_t page_bytes = min_page_bytes;
     while (page_bytes < max_page_bytes && page_bytes * 2 <= state_bytes / 64)
         page_bytes *= 2;

@@ -141,10 +141,6 @@ typedef struct spw__sweep {
     void *stream;
 } spw__sweep;
 
-/* The page size for so much state: the config's, or the largest power of two that is at most
- * bytes / 64, from 64 KiB to 16 MiB. */
-uint64_t spw__pager_page_bytes(const spw_pager *pager, uint64_t state_bytes);
-
 /* Says how many pages there are, once, before the first sweep. Grows the store.
  * SPW_EHOSTMEM, SPW_ENOSPC: nothing changed, may be called again. */
 int spw__pager_set_pages(spw_pager *pager, uint64_t page_bytes, uint64_t n_pages);

@@ -7,18 +7,6 @@
 
 enum { RING_RAM = 4, RING_FILE = 8 };
 
-static const uint64_t least_page = UINT64_C(64) << 10, most_page = UINT64_C(16) << 20;
-
-uint64_t spw__room_page_bytes(const spw_pager_config *pager, uint64_t state_bytes)
-{
-    if (pager->page_bytes)
-        return pager->page_bytes;
-    uint64_t page = least_page;
-    while (page < most_page && page * 2 <= state_bytes / 64)
-        page *= 2;
-    return page;
-}
-
 uint64_t spw__room_state_bytes(const spw_optim_config *optim, uint64_t n)
 {
     if (optim->state == SPW_STATE_8BIT && n >= optim->min_8bit_elements)
@@ -85,7 +73,7 @@ static uint64_t state_on_device(const spw__run *run, const trained *t, spw_pagin
         return 0;
     uint64_t frames = strncmp(pager->store, "file:", 5) == 0 ? RING_FILE : RING_RAM;
     frames = pager->ring_frames ? pager->ring_frames : frames;
-    return frames * spw__room_page_bytes(pager, t->state_bytes);
+    return frames * spw_pager_page_bytes(pager, t->state_bytes);
 }
 
 static int refuse(const spw__run *run, uint64_t weights, uint64_t state, bool off)

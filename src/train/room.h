@@ -7,9 +7,6 @@
 
 #include "train/run.h"
 
-/* The page size that the pager will choose for this much state. */
-uint64_t spw__room_page_bytes(const spw_pager_config *pager, uint64_t state_bytes);
-
 /* State of a tensor of n elements. */
 uint64_t spw__room_state_bytes(const spw_optim_config *optim, uint64_t n);
 

@@ -75,7 +75,7 @@ static void say_memory(spw__run *run)
         &run->progress,
         "optimizer state: %s in pages of %s, paging %s, store %s, on the device: %s",
         spw__format_size(bytes, state, sizeof state),
-        spw__format_size(spw__room_page_bytes(&run->asked->pager, bytes), page, sizeof page),
+        spw__format_size(spw_pager_page_bytes(&run->asked->pager, bytes), page, sizeof page),
         name_of_paging(pager.paging), run->asked->pager.store,
         pager.paging == SPW_PAGING_OFF      ? "all"
         : pager.paging == SPW_PAGING_MAPPED ? "none"
