@@ -23,7 +23,7 @@ int spw__grow(void *array, size_t *capacity, size_t needed, size_t size)
         return 0;
     size_t larger = *capacity ? *capacity : 16;
     while (larger < needed)
-        larger *= 2;
+        larger = larger > SIZE_MAX / 2 ? needed : larger * 2;
     void *old;
     memcpy(&old, array, sizeof old);
     void *grown = larger > SIZE_MAX / size ? NULL : realloc(old, larger * size);
