@@ -7,7 +7,7 @@ VENV := .venv/bin
 all: ## build the library and the command (build/spillway)
 	@scripts/setup build
 	@cmake --preset release $(if $(WERROR),-DSPW_WERROR=ON) >/dev/null
-	@cmake --build $(BUILD)
+	@cmake --build $(BUILD) -- --quiet
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
