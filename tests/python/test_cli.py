@@ -595,3 +595,44 @@ def test_a_diverging_run_is_ended(command, copied, rows, out):
     result = finetune(command, copied, rows, out, "--base", "fp32", "--epochs", 2)
     assert_refused(result, out, "step 10", "not finite")
     assert result.stdout.count("step skipped") == 10
+
+
+def test_the_example_trainer_survives_its_spike(build_dir):
+    done = subprocess.run([build_dir / "examples" / "example_adamw"], capture_output=True, text=True,
+                          timeout=60)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    resident = {line: int(re.search(r"device:\s*(\d+) of 2048 KiB", line)[1]) for line in lines}
+    there = [line for line in lines if "3 MiB are there" in line]
+    assert len(there) == 1 and resident[there[0]] < 2048
+    assert resident[lines[-1]] == 2048
+    losses = [float(re.search(r"loss\s+([\d.]+)", line)[1]) for line in lines]
+    assert losses[-1] < losses[0] / 4
+
+
+def test_a_terminal_sees_one_live_line_that_fits_it(command, model, rows, tmp_path):
+    """On a terminal of 60 columns every step redraws one line; nothing of it wraps."""
+    import fcntl
+    import pty
+    import termios
+
+    leader, follower = pty.openpty()
+    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 60, 0, 0))
+    process = subprocess.Popen(
+        [command, "finetune", "--model", model, "--data", rows, "--out", tmp_path / "out",
+         "--steps", "5", "--base", "fp32"], stdout=follower, stderr=subprocess.PIPE)
+    os.close(follower)
+    screen = b""
+    while True:
+        try:
+            chunk = os.read(leader, 4096)
+        except OSError:  # the terminal is closed: Linux says EIO
+            break
+        if not chunk:
+            break
+        screen += chunk
+    assert process.wait(timeout=60) == 0, process.stderr.read()
+    os.close(leader)
+    drawn = [part.split("\r\n")[0] for part in screen.decode().split("\r\x1b[K")[1:]]
+    assert [re.match(r"step (\d)/5  loss ", line)[1] for line in drawn] == list("12345")
+    assert all(len(line) < 60 for line in drawn)
