@@ -31,6 +31,56 @@ SPW__INLINE float spw__select(uint32_t mask, float yes, float no)
     return spw__float_of_bits((spw__bits_of_float(yes) & mask) | (spw__bits_of_float(no) & ~mask));
 }
 
+/* ---------------------------------------------------------------------- once a step, in double --
+ */
+
+/* torch.nn.utils.clip_grad_norm_: max_norm / (norm + 1e-6), at most 1. */
+SPW__INLINE double spw__clip_factor(double norm, double max_norm)
+{
+    double factor = max_norm / (norm + 1e-6);
+    return factor < 1 ? factor : 1;
+}
+
+/* All zeros: a step that is skipped. `done` is where the parameter stood before the step. */
+SPW__INLINE spw__adam_consts spw__adam_consts_of(const spw__adam_hyper *hyper,
+                                                 const spw__adam_progress *done, double grad_factor)
+{
+    spw__adam_consts c;
+    double bias1 = 1 - done->beta1_power * hyper->beta1;
+    double bias2 = 1 - done->beta2_power * hyper->beta2;
+    float weight = (float)(1 - hyper->beta1);
+    int from_m = weight < 0.5f;
+    c.grad_factor = (float)grad_factor;
+    c.lerp_weight = from_m ? weight : weight - 1;
+    c.lerp_from_m = from_m ? UINT32_MAX : 0;
+    c.beta2 = (float)hyper->beta2;
+    c.one_minus_beta2 = (float)(1 - hyper->beta2);
+    c.step_size = (float)(hyper->lr / bias1);
+    c.root_bias2 = (float)sqrt(bias2);
+    c.inv_root_bias2 = (float)(1 / sqrt(bias2));
+    c.eps = (float)hyper->eps;
+    c.decay = (float)(1 - hyper->lr * hyper->weight_decay);
+    return c;
+}
+
+SPW__INLINE void spw__adam_advance(spw__adam_progress *progress, const spw__adam_hyper *hyper)
+{
+    progress->step++;
+    progress->beta1_power *= hyper->beta1;
+    progress->beta2_power *= hyper->beta2;
+}
+
+/* What clipping makes of the gradients' norm; `verdict->skip` if it is not finite. */
+SPW__INLINE void spw__adam_judge(spw__adam_verdict *verdict, double norm, double grad_scale,
+                                 double max_norm)
+{
+    verdict->grad_norm = norm * grad_scale;
+    verdict->factor = grad_scale * spw__clip_factor(verdict->grad_norm, max_norm);
+    verdict->skip = !(fabs(verdict->grad_norm) <= 1.7976931348623157e308);
+}
+
+/* ------------------------------------------------------------------------------ an element -- */
+
 /* What the update of an element is divided by: the root of v_hat, and eps. With 32-bit state it is
  * divided out as torch.optim does; with 8-bit state, whose error is larger by orders, the
  * reciprocal that was computed once saves a division an element. */

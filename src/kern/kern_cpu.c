@@ -1,8 +1,12 @@
 #include "kern/kern.h"
+
+#include "base/mem.h"
+#include "kern/elements.h"
 #include "kern/loops/select.h"
 #include "kern/tables.h"
 
 #include <math.h>
+#include <stdlib.h>
 
 /* Work is counted in blocks of SPW__SPLIT elements, all runs laid end to end, the last block of a
  * run perhaps short. A task takes an equal share of them, so many small runs share a task and a
@@ -100,7 +104,7 @@ static void adam_task(void *context, size_t index)
     }
 }
 
-int spw__kern_adam(spw_device *device, const spw__adam_run *runs, uint64_t n_runs, void *stream)
+static int cpu_adam(spw_device *device, const spw__adam_run *runs, uint64_t n_runs, void *stream)
 {
     (void)stream; /* the cpu device is always done on return */
     uint64_t n_blocks = 0;
@@ -160,29 +164,114 @@ static double sum_pairs(double *x, uint64_t n)
     return n ? x[0] : 0.0;
 }
 
-uint64_t spw__kern_norm_blocks(const spw__norm_run *runs, uint64_t n_runs)
+/* ------------------------------------------------------------------------ an optimizer's steps --
+ */
+
+typedef struct cpu_table {
+    spw__adam_table table; /* first */
+    spw__adam_progress *progress;
+    double *sums; /* one a block of the gradients */
+    spw__adam_verdict verdict;
+} cpu_table;
+
+static void cpu_table_destroy(spw__adam_table *table)
 {
-    uint64_t n_blocks = 0;
-    for (uint64_t i = 0; i < n_runs; i++)
-        n_blocks += blocks_of(runs[i].n);
-    return n_blocks;
+    cpu_table *cpu = (cpu_table *)table;
+    free(cpu->table.consts);
+    free(cpu->progress);
+    free(cpu->sums);
+    free(cpu);
 }
 
-int spw__kern_norm(spw_device *device, const spw__norm_run *runs, uint64_t n_runs, double *scratch,
-                   double *norm)
+static int cpu_table_create(spw_device *device, uint64_t n_params, uint64_t norm_blocks,
+                            spw__adam_table **table)
 {
+    cpu_table *cpu = spw__calloc(1, sizeof *cpu);
+    if (!cpu)
+        return SPW_EHOSTMEM;
+    cpu->table = (spw__adam_table){.ops = &spw__kern_cpu, .device = device, .n_params = n_params};
+    cpu->table.consts = spw__calloc(n_params, sizeof *cpu->table.consts);
+    cpu->progress = spw__calloc(n_params, sizeof *cpu->progress);
+    cpu->sums = spw__calloc(norm_blocks, sizeof *cpu->sums);
+    if (!cpu->table.consts || !cpu->progress || !cpu->sums) {
+        cpu_table_destroy(&cpu->table);
+        return SPW_EHOSTMEM;
+    }
+    for (uint64_t i = 0; i < n_params; i++)
+        cpu->progress[i] = (spw__adam_progress){.beta1_power = 1, .beta2_power = 1};
+    *table = &cpu->table;
+    return 0;
+}
+
+static int cpu_norm(spw__adam_table *table, const spw__norm_run *runs, uint64_t n_runs,
+                    double *norm)
+{
+    double *sums = ((cpu_table *)table)->sums;
     norm_work work = {
         .runs = runs,
         .loops = spw__loops_get(),
-        .sums = scratch,
-        .split = split_of(device, spw__kern_norm_blocks(runs, n_runs)),
+        .sums = sums,
+        .split = split_of(table->device, spw__kern_norm_blocks(runs, n_runs)),
     };
-    spw__pool_run(device->pool, work.split.n_tasks, norm_task, &work);
+    spw__pool_run(table->device->pool, work.split.n_tasks, norm_task, &work);
     double total = 0.0;
     for (uint64_t i = 0; i < n_runs; i++) {
-        total += sum_pairs(scratch, blocks_of(runs[i].n));
-        scratch += blocks_of(runs[i].n);
+        total += sum_pairs(sums, blocks_of(runs[i].n));
+        sums += blocks_of(runs[i].n);
     }
     *norm = sqrt(total);
     return 0;
 }
+
+static int cpu_table_begin(spw__adam_table *table, const spw__adam_step *step)
+{
+    cpu_table *cpu = (cpu_table *)table;
+    spw__adam_verdict *verdict = &cpu->verdict;
+    verdict->factor = step->grad_scale;
+    verdict->skip = 0;
+    if (step->max_norm > 0) {
+        double norm;
+        (void)cpu_norm(table, step->norm_runs, step->n_norm_runs, &norm);
+        spw__adam_judge(verdict, norm, step->grad_scale, step->max_norm);
+    }
+    table->skips = verdict->skip;
+    verdict->steps += !verdict->skip;
+    verdict->skipped += verdict->skip;
+    for (uint64_t i = 0; i < table->n_params && !verdict->skip; i++) {
+        const spw__adam_hyper *hyper = &step->hyper[i];
+        if (!hyper->takes_part)
+            continue;
+        table->consts[i] = spw__adam_consts_of(hyper, &cpu->progress[i], verdict->factor);
+        spw__adam_advance(&cpu->progress[i], hyper);
+    }
+    return 0;
+}
+
+static int cpu_table_verdict(spw__adam_table *table, spw__adam_verdict *verdict)
+{
+    *verdict = ((cpu_table *)table)->verdict;
+    return 0;
+}
+
+static int cpu_table_get(spw__adam_table *table, uint64_t param, spw__adam_progress *progress)
+{
+    *progress = ((cpu_table *)table)->progress[param];
+    return 0;
+}
+
+static int cpu_table_set(spw__adam_table *table, uint64_t param, const spw__adam_progress *progress)
+{
+    ((cpu_table *)table)->progress[param] = *progress;
+    return 0;
+}
+
+const spw__kern_ops spw__kern_cpu = {
+    .table_create = cpu_table_create,
+    .table_destroy = cpu_table_destroy,
+    .table_begin = cpu_table_begin,
+    .table_verdict = cpu_table_verdict,
+    .table_get = cpu_table_get,
+    .table_set = cpu_table_set,
+    .norm = cpu_norm,
+    .adam = cpu_adam,
+};

@@ -86,17 +86,25 @@ static int index_pages(spw_optim *optim)
     return 0;
 }
 
-static int make_step_tables(spw_optim *optim)
+static int make_kern_table(spw_optim *optim)
 {
     uint64_t blocks = 0;
     for (size_t i = 0; i < optim->n_params; i++)
         blocks += (optim->params[i].n + SPW__SPLIT - 1) / SPW__SPLIT;
+    int rc = spw__kern_table_create(optim->pager->device, optim->n_params, blocks, &optim->table);
+    for (size_t i = 0; rc == 0 && i < optim->n_params; i++)
+        rc = spw__kern_table_set(optim->table, i, &optim->params[i].start);
+    return rc;
+}
+
+static int make_step_tables(spw_optim *optim)
+{
     optim->runs = spw__calloc(optim->n_pieces, sizeof *optim->runs);
     optim->visit = spw__calloc((size_t)optim->n_pages, sizeof *optim->visit);
     optim->norm_runs = spw__calloc(optim->n_params, sizeof *optim->norm_runs);
-    optim->norm_scratch = spw__calloc((size_t)blocks, sizeof *optim->norm_scratch);
-    bool made = optim->runs && optim->visit && optim->norm_runs && optim->norm_scratch;
-    return made ? 0 : SPW_EHOSTMEM;
+    optim->hyper = spw__calloc(optim->n_params, sizeof *optim->hyper);
+    bool made = optim->runs && optim->visit && optim->norm_runs && optim->hyper;
+    return made ? make_kern_table(optim) : SPW_EHOSTMEM;
 }
 
 static int lay_out(spw_optim *optim)
@@ -134,13 +142,15 @@ void spw__optim_free_layout(spw_optim *optim)
     free(optim->runs);
     free(optim->visit);
     free(optim->norm_runs);
-    free(optim->norm_scratch);
+    free(optim->hyper);
+    spw__kern_table_destroy(optim->table);
     optim->pieces = NULL;
     optim->page_first = NULL;
     optim->runs = NULL;
     optim->visit = NULL;
     optim->norm_runs = NULL;
-    optim->norm_scratch = NULL;
+    optim->hyper = NULL;
+    optim->table = NULL;
     optim->n_pieces = optim->piece_capacity = 0;
     optim->n_pages = 0;
 }

@@ -166,8 +166,7 @@ int64_t spw_optim_add(spw_optim *optim, const spw_param *param)
         .data = param->data,
         .grad = param->grad,
         .n = param->n,
-        .beta1_power = 1,
-        .beta2_power = 1,
+        .start = {.beta1_power = 1, .beta2_power = 1},
         .type = param->type,
         .grad_type = param->grad_type,
         .group = param->group,
@@ -198,8 +197,13 @@ int spw_optim_set_pointers(spw_optim *optim, uint64_t index, void *data, const v
 int spw_optim_get_step(spw_optim *optim, uint64_t index, uint64_t *step)
 {
     int rc = check_index(optim, index);
+    if (rc < 0)
+        return rc;
+    spw__adam_progress progress = optim->params[index].start;
+    if (optim->table)
+        rc = spw__kern_table_get(optim->table, index, &progress);
     if (rc == 0)
-        *step = optim->params[index].step;
+        *step = progress.step;
     return rc;
 }
 
@@ -219,20 +223,24 @@ int spw_optim_set_step(spw_optim *optim, uint64_t index, uint64_t step)
         return rc;
     spw__param *param = &optim->params[index];
     const spw_group *group = &optim->groups[param->group];
-    param->step = step;
-    param->beta1_power = power(group->beta1, step);
-    param->beta2_power = power(group->beta2, step);
-    return 0;
+    param->start = (spw__adam_progress){.beta1_power = power(group->beta1, step),
+                                        .beta2_power = power(group->beta2, step),
+                                        .step = step};
+    return optim->table ? spw__kern_table_set(optim->table, index, &param->start) : 0;
 }
 
 int spw_optim_info_get(spw_optim *optim, spw_optim_info *info)
 {
     if (!optim || !info)
         return spw__error(SPW_EINVAL, "spw_optim_info_get: optim and info may not be NULL");
+    spw__adam_verdict verdict = {0};
+    int rc = optim->table ? spw__kern_table_verdict(optim->table, &verdict) : 0;
+    if (rc < 0)
+        return rc;
     *info = (spw_optim_info){.n_params = optim->n_params,
-                             .steps = optim->steps,
-                             .skipped = optim->skipped,
-                             .grad_norm = optim->grad_norm};
+                             .steps = verdict.steps,
+                             .skipped = verdict.skipped,
+                             .grad_norm = verdict.grad_norm};
     for (size_t i = 0; i < optim->n_params; i++)
         info->n_elements += optim->params[i].n;
     return 0;

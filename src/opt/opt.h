@@ -26,10 +26,7 @@ typedef struct spw__param {
     const void *grad;
     uint64_t n;
     uint64_t first_piece, n_pieces;
-    uint64_t step;      /* updates it has had */
-    double beta1_power; /* beta1^step as a running product; 1 before the first */
-    double beta2_power;
-    spw__adam_consts consts; /* of the step under way */
+    spw__adam_progress start; /* what the table begins with; the table's word counts once it is */
     spw_type type, grad_type;
     uint32_t group;
     bool is_8bit;
@@ -65,9 +62,8 @@ struct spw_optim {
     spw__adam_run *runs;      /* [n_pieces] */
     uint64_t *visit;          /* [n_pages]: pages of the step under way */
     spw__norm_run *norm_runs; /* [n_params] */
-    double *norm_scratch;     /* one a block of SPW__SPLIT gradients */
-    uint64_t steps, skipped;
-    double grad_norm;
+    spw__adam_hyper *hyper;   /* [n_params], of the step under way */
+    spw__adam_table *table;   /* progress, constants and verdict; NULL until the layout is made */
 };
 
 /* layout.c: fixes the layout and tells the pager; once. Nothing changed on error. */

@@ -1,5 +1,5 @@
 /*
- * A step: what depends on the step alone is computed here, once for each parameter, in double; then
+ * A step: kern works out what depends on the step alone, once for each parameter, in double; then
  * the pager sweeps and every page it brings becomes runs for the kernels.
  */
 #include "opt/opt.h"
@@ -32,31 +32,34 @@ int spw_optim_grad_norm(spw_optim *optim, double *norm)
     if (rc < 0)
         return rc;
     uint64_t n = fill_norm_runs(optim);
-    return spw__kern_norm(optim->pager->device, optim->norm_runs, n, optim->norm_scratch, norm);
+    return spw__kern_norm(optim->table, optim->norm_runs, n, norm);
 }
 
-/* What a step would leave behind; nothing is changed before it has succeeded. */
-static spw__adam_consts make_consts(const spw_optim *optim, const spw__param *param,
-                                    const spw_step *step, double grad_factor)
+static void fill_hyper(spw_optim *optim, double lr)
 {
-    const spw_group *group = &optim->groups[param->group];
-    double lr = step->lr * group->lr_scale;
-    double bias1 = 1 - param->beta1_power * group->beta1;
-    double bias2 = 1 - param->beta2_power * group->beta2;
-    float weight = (float)(1 - group->beta1);
-    bool from_m = weight < 0.5f;
-    return (spw__adam_consts){
-        .grad_factor = (float)grad_factor,
-        .lerp_weight = from_m ? weight : weight - 1,
-        .lerp_from_m = from_m ? UINT32_MAX : 0,
-        .beta2 = (float)group->beta2,
-        .one_minus_beta2 = (float)(1 - group->beta2),
-        .step_size = (float)(lr / bias1),
-        .root_bias2 = (float)sqrt(bias2),
-        .inv_root_bias2 = (float)(1 / sqrt(bias2)),
-        .eps = (float)group->eps,
-        .decay = (float)(1 - lr * group->weight_decay),
-    };
+    for (size_t i = 0; i < optim->n_params; i++) {
+        const spw__param *param = &optim->params[i];
+        const spw_group *group = &optim->groups[param->group];
+        optim->hyper[i] = (spw__adam_hyper){.lr = lr * group->lr_scale,
+                                            .beta1 = group->beta1,
+                                            .beta2 = group->beta2,
+                                            .eps = group->eps,
+                                            .weight_decay = group->weight_decay,
+                                            .takes_part = takes_part(param)};
+    }
+}
+
+/* The norm, if the step clips, and every parameter's constants. */
+static int begin(spw_optim *optim, const spw_step *step)
+{
+    fill_hyper(optim, step->lr);
+    spw__adam_step begun = {.hyper = optim->hyper,
+                            .norm_runs = optim->norm_runs,
+                            .n_norm_runs = step->max_norm > 0 ? fill_norm_runs(optim) : 0,
+                            .max_norm = step->max_norm,
+                            .grad_scale = step->grad_scale != 0 ? step->grad_scale : 1,
+                            .stream = step->stream};
+    return spw__kern_table_begin(optim->table, &begun);
 }
 
 static spw__adam_run make_run(const spw_optim *optim, const spw__piece *piece, char *page)
@@ -75,7 +78,7 @@ static spw__adam_run make_run(const spw_optim *optim, const spw__piece *piece, c
         .absmax_m = quantised ? (float *)(void *)(state + parts.at[SPW_PART_ABSMAX_M]) : NULL,
         .absmax_v = quantised ? (float *)(void *)(state + parts.at[SPW_PART_ABSMAX_V]) : NULL,
         .n = piece->n,
-        .consts = &param->consts,
+        .consts = spw__kern_table_consts(optim->table, piece->param),
         .p_type = param->type,
         .g_type = param->grad_type,
     };
@@ -122,41 +125,6 @@ static int check_step(const spw_optim *optim, const spw_step *step)
     return 0;
 }
 
-/* torch.nn.utils.clip_grad_norm_: max_norm / (norm + 1e-6), at most 1. */
-static double clip_factor(double norm, double max_norm)
-{
-    double factor = max_norm / (norm + 1e-6);
-    return factor < 1 ? factor : 1;
-}
-
-static int find_factor(spw_optim *optim, const spw_step *step, double *factor)
-{
-    double scale = step->grad_scale != 0 ? step->grad_scale : 1;
-    *factor = scale;
-    if (!(step->max_norm > 0))
-        return 0;
-    double norm;
-    int rc = spw_optim_grad_norm(optim, &norm);
-    if (rc < 0)
-        return rc;
-    optim->grad_norm = norm * scale;
-    *factor = scale * clip_factor(optim->grad_norm, step->max_norm);
-    return 0;
-}
-
-static void count_step(spw_optim *optim)
-{
-    for (size_t i = 0; i < optim->n_params; i++) {
-        spw__param *param = &optim->params[i];
-        if (!takes_part(param))
-            continue;
-        param->step++;
-        param->beta1_power *= optim->groups[param->group].beta1;
-        param->beta2_power *= optim->groups[param->group].beta2;
-    }
-    optim->steps++;
-}
-
 int spw_optim_step(spw_optim *optim, const spw_step *step)
 {
     int rc = check_step(optim, step);
@@ -164,25 +132,14 @@ int spw_optim_step(spw_optim *optim, const spw_step *step)
         rc = spw__optim_lay_out(optim);
     if (rc == 0)
         rc = spw__pager_prepare(optim->pager);
-    double factor = 1;
     if (rc == 0)
-        rc = find_factor(optim, step, &factor);
-    if (rc < 0)
+        rc = begin(optim, step);
+    if (rc < 0 || spw__kern_table_skips(optim->table))
         return rc;
-    if (step->max_norm > 0 && !isfinite(optim->grad_norm)) {
-        optim->skipped++;
-        return 0;
-    }
-    for (size_t i = 0; i < optim->n_params; i++)
-        if (takes_part(&optim->params[i]))
-            optim->params[i].consts = make_consts(optim, &optim->params[i], step, factor);
     spw__sweep sweep = {.pages = optim->visit,
                         .n_pages = pages_to_visit(optim),
                         .update = update_pages,
                         .context = optim,
                         .stream = step->stream};
-    rc = spw__pager_sweep(optim->pager, &sweep);
-    if (rc == 0)
-        count_step(optim);
-    return rc;
+    return spw__pager_sweep(optim->pager, &sweep);
 }

@@ -33,11 +33,12 @@ static void tensors_free(tensors *t)
 static double norm_of(const tensors *t, unsigned threads)
 {
     spw_device device = support_device(threads);
-    double *scratch = calloc(spw__kern_norm_blocks(t->runs, N_RUNS), sizeof *scratch);
-    assert_non_null(scratch);
     double norm = -1.0;
-    assert_int_equal(spw__kern_norm(&device, t->runs, N_RUNS, scratch, &norm), 0);
-    free(scratch);
+    uint64_t blocks = spw__kern_norm_blocks(t->runs, N_RUNS);
+    spw__adam_table *table;
+    assert_int_equal(spw__kern_table_create(&device, N_RUNS, blocks, &table), 0);
+    assert_int_equal(spw__kern_norm(table, t->runs, N_RUNS, &norm), 0);
+    spw__kern_table_destroy(table);
     support_device_end(&device);
     return norm;
 }
@@ -160,7 +161,10 @@ static void no_gradients_have_norm_zero(void **state)
     (void)state;
     spw_device device = support_device(2);
     double norm = -1.0;
-    assert_int_equal(spw__kern_norm(&device, NULL, 0, NULL, &norm), 0);
+    spw__adam_table *table;
+    assert_int_equal(spw__kern_table_create(&device, 0, 0, &table), 0);
+    assert_int_equal(spw__kern_norm(table, NULL, 0, &norm), 0);
+    spw__kern_table_destroy(table);
     assert_float_equal(norm, 0.0, 0);
     support_device_end(&device);
 }
