@@ -2,7 +2,7 @@
 BUILD := build
 VENV := .venv/bin
 
-.PHONY: all help demo test check format bench clean
+.PHONY: all help demo test test-gpu check format bench clean
 
 all: ## build the library and the command (build/spillway)
 	@scripts/setup build
@@ -10,7 +10,7 @@ all: ## build the library and the command (build/spillway)
 	@cmake --build $(BUILD) -- --quiet
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: all ## fine-tune a small model under a memory cap: unpaged, paged, uncapped (a minute)
 	@scripts/demo
@@ -19,6 +19,9 @@ test: ## build and run all tests (minutes, no GPU)
 	@scripts/setup test
 	@$(MAKE) --no-print-directory all
 	@scripts/run_tests $(BUILD)
+
+test-gpu: all ## the tests that need an NVIDIA GPU
+	@for test in $(BUILD)/tests-gpu/*; do echo "== $$test"; $$test || exit 1; done
 
 check: ## include law, sizes of files and functions, format, the header as C++
 	@scripts/setup ci

@@ -43,11 +43,11 @@ def ratio(ours, other, lower_is_better=False):
 
 
 def row(bench, config, ours, unit, *, limit_name="", limit=None, peer_name="", peer=None, goal="",
-        note="", lower_is_better=False):
+        gpu="", note="", lower_is_better=False):
     text = lambda value: "" if value is None else f"{value:.4g}"
     return {
         "date": datetime.date.today().isoformat(), "commit": commit(), "machine": machine(),
-        "gpu": "", "bench": bench, "config": config, "ours": text(ours), "unit": unit,
+        "gpu": gpu, "bench": bench, "config": config, "ours": text(ours), "unit": unit,
         "limit_name": limit_name, "limit": text(limit),
         "limit_ratio": ratio(ours, limit, lower_is_better), "peer_name": peer_name,
         "peer": text(peer), "peer_ratio": ratio(ours, peer, lower_is_better), "goal": goal,

@@ -28,7 +28,7 @@ MOST_HEADER_LINES = 700
 def sources(folder):
     for where, _, names in os.walk(os.path.join(ROOT, folder)):
         for name in sorted(names):
-            if name.endswith((".c", ".h", ".cu")):
+            if name.endswith((".c", ".h", ".cu", ".cuh")):
                 yield os.path.relpath(os.path.join(where, name), ROOT)
 
 

@@ -4,8 +4,8 @@
  *
  * The nouns, in the order a program meets them:
  *
- *   spw_device   where parameters, gradients and activations live. Here: "cpu", an arena of RAM
- *                that can run out.
+ *   spw_device   where parameters, gradients and activations live: a GPU ("cuda:0"), or "cpu", an
+ *                arena of RAM that can run out.
  *   spw_pager    keeps optimizer state in a store (RAM or a file) and some of it on the device;
  *                gives device memory back the moment somebody else needs it.
  *   spw_optim    AdamW over registered parameters; its state lives in a pager.
@@ -95,15 +95,19 @@ typedef struct spw_device spw_device;
 typedef struct spw_device_config {
     uint32_t size;    /* sizeof(spw_device_config) */
     uint32_t threads; /* that compute steps; 0: one per core this process may run on */
-    uint64_t mem;     /* bytes the device has; 0: the machine's physical memory */
+    uint64_t mem;     /* bytes the device has; 0: the machine's physical memory, or all of the
+                         GPU's */
 } spw_device_config;
 
 SPW_API void spw_device_config_default(spw_device_config *config);
 
-/* Opens a device. `name` is "cpu"; "cuda" and "cuda:N" are SPW_ENOTSUP in this version. `config`
- * may be NULL for the defaults. The cpu device reserves address space for `mem` bytes and touches
- * none of it until it is used.
- * SPW_EINVAL an unknown name; SPW_EHOSTMEM the address space or the threads cannot be had. */
+/* Opens a device. `name` is "cpu", "cuda" (the first GPU) or "cuda:N". `config` may be NULL for the
+ * defaults. The cpu device reserves address space for `mem` bytes and touches none of it until it
+ * is used. A cuda device lives in the GPU's primary context, like other CUDA libraries of the
+ * process; nothing of CUDA is touched before one is opened.
+ * SPW_EINVAL an unknown name or number; SPW_EHOSTMEM the address space or the threads cannot be
+ * had; SPW_ENOTSUP no NVIDIA driver, a GPU without virtual memory management, or a library that
+ * was built without CUDA. */
 SPW_API int spw_device_open(const char *name, const spw_device_config *config, spw_device **device);
 
 /* Closes a device and gives its memory back. NULL is allowed. Pagers on it must be gone. */
@@ -118,13 +122,34 @@ typedef struct spw_device_stats {
 
 SPW_API int spw_device_stats_get(spw_device *device, spw_device_stats *stats);
 
+/* Copies between host and device memory, either way, or within one. Done on return; what was queued
+ * on the caller's streams before is not waited for. */
+SPW_API int spw_device_copy(spw_device *device, void *dst, const void *src, uint64_t bytes);
+
+/* Waits until the steps and copies that were queued on `stream` (NULL: the default stream) are
+ * done, and what they asked of the device's own streams. */
+SPW_API int spw_device_sync(spw_device *device, void *stream);
+
+typedef struct spw_link_rates {
+    double in_gbs;     /* host to device alone, 1e9 bytes a second */
+    double out_gbs;    /* device to host alone */
+    double both_gbs;   /* both at once, the sum of the two */
+    double device_gbs; /* within the device, bytes read and written */
+} spw_link_rates;
+
+/* Measures copies of `copy_bytes` (4 KiB to 256 MiB): the limits that paging is held to. Takes 512
+ * MiB of device memory and as much pinned host memory for a few seconds at most.
+ * SPW_ENOMEM, SPW_EHOSTMEM: there is not as much. */
+SPW_API int spw_device_link(spw_device *device, uint64_t copy_bytes, spw_link_rates *rates);
+
 /* ----------------------------------------------------------------------------------- pager -- */
 
 typedef struct spw_pager spw_pager;
 
 /* How state moves between store and device. */
 typedef enum spw_paging {
-    SPW_PAGING_AUTO = 0,    /* cpu: copy when spw_device_config.mem was given, else mapped */
+    SPW_PAGING_AUTO = 0,    /* cuda: copy; cpu: copy when spw_device_config.mem was given, else
+                               mapped */
     SPW_PAGING_COPY = 1,    /* through a ring of page frames; some pages stay on the device */
     SPW_PAGING_MAPPED = 2,  /* steps read and write the store in place (ram store only) */
     SPW_PAGING_UNIFIED = 3, /* CUDA managed memory; SPW_ENOTSUP on the cpu device */
@@ -282,11 +307,13 @@ typedef struct spw_step {
     double max_norm;   /* > 0: gradients are scaled by min(1, max_norm / (norm + 1e-6)), norm over
                           all gradients (as torch.nn.utils.clip_grad_norm_); 0: no clipping */
     double grad_scale; /* gradients are multiplied by this first; 0 means 1 */
-    void *stream;      /* the caller's stream; NULL on the cpu device */
+    void *stream;      /* cuda: the CUstream (cudaStream_t) that the gradients are made on and the
+                          parameters are used on next, NULL the default stream; cpu: NULL */
 } spw_step;
 
-/* One step over all parameters that have a gradient. On the cpu device it is complete on return.
- * Gradients are read, not changed.
+/* One step over all parameters that have a gradient. On the cpu device it is complete on return; on
+ * a cuda device it is queued on `stream` and the host does not wait for it. Gradients are read, not
+ * changed.
  *
  * Non-finite gradients: with max_norm > 0 and a norm that is not finite the whole step is skipped
  * (nothing changes, no step is counted, and spw_optim_info.skipped says so); without clipping each

@@ -14,7 +14,8 @@
 typedef enum spw__rank {
     SPW__RANK_PAGER = 1, /* page table, frames, counters */
     SPW__RANK_STORE,     /* a store's queue */
-    SPW__RANK_DEVICE,    /* an arena's table */
+    SPW__RANK_FEED,      /* tables on their way to a GPU; held over its launches */
+    SPW__RANK_DEVICE,    /* a table of allocations */
 } spw__rank;
 
 typedef struct spw__lock {

@@ -136,7 +136,7 @@ static json_t *to_json(const bench_request *request, const spw__bench_step_resul
     (void)json_object_set_new(o, "probe_gbs",
                               r->probe_gbs > 0 ? json_real(r->probe_gbs) : json_null());
     set_real(o, "step_gbs", r->step_gbs);
-    set_real(o, "triad_gbs", r->triad_gbs);
+    set_real(o, r->on_gpu ? "copy_gbs" : "triad_gbs", r->limit_gbs);
     (void)json_object_set_new(o, "identical", json_boolean(r->identical));
     return o;
 }
@@ -176,8 +176,9 @@ static int print_table(const bench_request *request, const spw__bench_step_resul
     (void)printf("%-22s %.2f in + %.2f out GB/s", "link", r->link_in_gbs, r->link_out_gbs);
     if (r->probe_gbs > 0)
         (void)printf("; copying alone reaches %.2f together", r->probe_gbs);
-    (void)printf("\n%-22s %.2f GB/s, %.0f%% of STREAM triad's %.2f\n", "arithmetic", r->step_gbs,
-                 100 * r->step_gbs / r->triad_gbs, r->triad_gbs);
+    (void)printf("\n%-22s %.2f GB/s, %.0f%% of %s %.2f\n", "arithmetic", r->step_gbs,
+                 100 * r->step_gbs / r->limit_gbs,
+                 r->on_gpu ? "a copy within the device at" : "STREAM triad's", r->limit_gbs);
     (void)printf("%-22s %s\n", "same bits as unpaged", r->identical ? "yes" : "NO");
     return SPW__EXIT_DONE;
 }
@@ -188,6 +189,7 @@ static int run(bench_request *request)
     int status = spw__machine_check(&request->machine);
     if (status)
         return status;
+    request->bench.device_name = request->machine.device;
     request->bench.device = request->machine.device_config;
     request->bench.pager = request->machine.pager;
     request->bench.state = request->machine.optim.state;

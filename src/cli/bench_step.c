@@ -83,10 +83,19 @@ static void fill_chunk(void *context, size_t chunk)
     }
 }
 
-static void fill(spw__pool *pool, const tensors *t, void *data, uint64_t salt, float scale)
+/* Made on the host, then copied. */
+static int fill(spw_device *device, spw__pool *pool, const tensors *t, void *data, uint64_t salt,
+                float scale)
 {
-    filling f = {data, t, salt, scale};
+    uint64_t bytes = t->elements * t->element_bytes;
+    void *host = spw__map(bytes);
+    if (!host)
+        return SPW_EHOSTMEM;
+    filling f = {host, t, salt, scale};
     spw__pool_run(pool, (size_t)((t->elements + CHUNK - 1) / CHUNK), fill_chunk, &f);
+    int rc = spw_device_copy(device, data, host, bytes);
+    spw__unmap(host, bytes);
+    return rc;
 }
 
 static int add_tensors(rig *r, const tensors *t, char *gradients)
@@ -124,7 +133,7 @@ static int rig_open(rig *r, const spw__bench_step *bench, const spw_device_confi
     optim.state = bench->state;
     optim.group.weight_decay = 0.01;
     *r = (rig){.device = NULL};
-    int rc = spw_device_open("cpu", device, &r->device);
+    int rc = spw_device_open(bench->device_name, device, &r->device);
     if (rc == 0)
         rc = spw_pager_create(r->device, pager, &r->pager);
     if (rc == 0)
@@ -138,8 +147,8 @@ static int rig_fill(rig *r, spw__pool *pool, const tensors *t, void *gradients)
     int rc = spw_malloc(r->pager, t->elements * t->element_bytes, &r->p);
     if (rc < 0)
         return rc;
-    fill(pool, t, r->p, 1, 1.0f);
-    return add_tensors(r, t, gradients);
+    rc = fill(r->device, pool, t, r->p, 1, 1.0f);
+    return rc < 0 ? rc : add_tensors(r, t, gradients);
 }
 
 static double now_ms(void)
@@ -153,6 +162,8 @@ static int timed_step(rig *r, double *ms)
 {
     double begin = now_ms();
     int rc = spw_optim_step(r->optim, &(spw_step){.lr = 1e-3});
+    if (rc == 0)
+        rc = spw_device_sync(r->device, NULL);
     *ms = now_ms() - begin;
     return rc;
 }
@@ -244,9 +255,35 @@ static void find_limits(const spw__bench_step *bench, spw__pool *pool, const ten
     result->link_in_gbs = (double)result->bytes_in / 1e9 / seconds;
     result->link_out_gbs = (double)result->bytes_out / 1e9 / seconds;
     result->step_gbs = bytes_needed(bench, t) / 1e9 / seconds;
-    result->triad_gbs = spw__triad_gbs(pool);
+    if (result->on_gpu)
+        return; /* measured while the device was open */
+    result->limit_gbs = spw__triad_gbs(pool);
     if (strcmp(bench->pager.store, "ram") == 0)
         result->probe_gbs = probe(pool, result->pager.page_bytes, result->pager.state_bytes);
+}
+
+static int find_link(rig *r, spw__bench_step_result *result)
+{
+    spw_link_rates rates;
+    int rc = spw_device_link(r->device, result->pager.page_bytes, &rates);
+    if (rc < 0)
+        return rc;
+    result->probe_gbs = rates.both_gbs;
+    result->limit_gbs = rates.device_gbs;
+    return 0;
+}
+
+/* The parameters of both, on the host. */
+static int compare(rig rigs[2], uint64_t bytes, bool *identical)
+{
+    void *host[2] = {spw__map(bytes), spw__map(bytes)};
+    int rc = host[0] && host[1] ? 0 : SPW_EHOSTMEM;
+    for (int i = 0; rc == 0 && i < 2; i++)
+        rc = spw_device_copy(rigs[i].device, host[i], rigs[i].p, bytes);
+    *identical = rc == 0 && memcmp(host[0], host[1], (size_t)bytes) == 0;
+    for (int i = 0; i < 2; i++)
+        spw__unmap(host[i], bytes);
+    return rc;
 }
 
 /* The same steps, unpaged, where there is no cap. */
@@ -264,7 +301,7 @@ static int run_unpaged(const spw__bench_step *bench, spw__pool *pool, const tens
         rc = rig_fill(other, pool, t, gradients);
     for (uint32_t i = 0; rc == 0 && i <= bench->steps; i++)
         rc = spw_optim_step(other->optim, &(spw_step){.lr = 1e-3});
-    return rc;
+    return rc < 0 ? rc : spw_device_sync(other->device, NULL);
 }
 
 static int measure(const spw__bench_step *bench, spw__pool *pool, const tensors *t, rig rigs[2],
@@ -277,16 +314,19 @@ static int measure(const spw__bench_step *bench, spw__pool *pool, const tensors 
         rc = spw_malloc(rigs[0].pager, bytes, &gradients);
     if (rc < 0)
         return rc;
-    fill(pool, t, gradients, 2, 0.1f);
-    rc = rig_fill(&rigs[0], pool, t, gradients);
+    rc = fill(rigs[0].device, pool, t, gradients, 2, 0.1f);
+    if (rc == 0)
+        rc = rig_fill(&rigs[0], pool, t, gradients);
     if (rc == 0)
         rc = run_steps(&rigs[0], bench->steps, result);
+    result->on_gpu = strcmp(bench->device_name, "cpu") != 0;
+    result->params = t->elements;
+    if (rc == 0 && result->on_gpu)
+        rc = find_link(&rigs[0], result);
     if (rc == 0)
         rc = run_unpaged(bench, pool, t, gradients, &rigs[1]);
-    if (rc == 0) {
-        result->params = t->elements;
-        result->identical = memcmp(rigs[0].p, rigs[1].p, (size_t)bytes) == 0;
-    }
+    if (rc == 0)
+        rc = compare(rigs, bytes, &result->identical);
     spw_free(rigs[0].pager, gradients);
     return rc;
 }

@@ -13,6 +13,7 @@
 #include <stdbool.h>
 
 typedef struct spw__bench_step {
+    const char *device_name;
     spw_device_config device;
     spw_pager_config pager;
     spw_state state;
@@ -29,10 +30,11 @@ typedef struct spw__bench_step_result {
     uint64_t bound_bytes;         /* 2 * (state - resident) */
     double ms_median, ms_min, ms_max;
     double link_in_gbs, link_out_gbs; /* bytes moved over the median step */
-    double probe_gbs; /* pages copied in and out by the device's threads, nothing else; 0 for
-                         a file store (the command's store bench measures that) */
+    double probe_gbs; /* pages copied in and out, nothing else; 0 for a file store (the command's
+                         store bench measures that) */
     double step_gbs;  /* bytes that parameters, gradients and state need, over the median */
-    double triad_gbs; /* STREAM triad on the same threads */
+    double limit_gbs; /* cpu: STREAM triad on the same threads; cuda: copies within the device */
+    bool on_gpu;
     bool identical;
 } spw__bench_step_result;
 

@@ -290,6 +290,16 @@ static int take_option(request *r, int code, const char *value)
 
 /* --------------------------------------------------------------------------------- all of them */
 
+/* The trainer's own arithmetic has no GPU kernels; the optimizer and its bench do. */
+static int check_device(const spw__machine *machine)
+{
+    if (strcmp(machine->device, "cpu") == 0)
+        return 0;
+    return spw__cli_fail("--device %s: this version fine-tunes on the CPU only, so use --device "
+                         "cpu; GPUs come with the Python package spillway",
+                         machine->device);
+}
+
 static int check_required(const request *r)
 {
     static const spw__option *const required[] = {&file_options[0], &file_options[1],
@@ -348,6 +358,8 @@ static int check(request *r)
         rc = check_adapter_options(r);
     if (rc == 0 && given(r, CODE_STEPS) && given(r, CODE_EPOCHS))
         rc = spw__cli_usage("--steps and --epochs: give one of them");
+    if (rc == 0)
+        rc = check_device(&r->machine);
     if (rc == 0)
         rc = spw__machine_check(&r->machine);
     return rc;

@@ -21,8 +21,7 @@ enum code {
 };
 
 const spw__option spw__machine_options[] = {
-    {"device", CODE_DEVICE, "cpu|cuda[:N]",
-     "where weights, gradients and activations live [cpu; cuda: not in this version]"},
+    {"device", CODE_DEVICE, "cpu|cuda[:N]", "where weights, gradients and activations live [cpu]"},
     {"device-mem", CODE_DEVICE_MEM, "SIZE",
      "what the device has; past it, optimizer state gives way [the machine's memory]"},
     {"threads", CODE_THREADS, "N", "that compute [one per core]"},
@@ -186,10 +185,6 @@ int spw__machine_parse(spw__machine *machine, int code, const char *value)
 
 int spw__machine_check(const spw__machine *machine)
 {
-    if (strcmp(machine->device, "cpu") != 0)
-        return spw__cli_fail("--device %s: this version runs on the CPU only, so use --device cpu; "
-                             "GPUs come with the Python package spillway",
-                             machine->device);
     bool file = strncmp(machine->pager.store, "file:", 5) == 0;
     if (file && machine->pager.paging == SPW_PAGING_MAPPED)
         return spw__cli_usage("--paging mapped: works on a ram store only; use --paging copy with "

@@ -41,7 +41,7 @@ SPW__INLINE double spw__clip_factor(double norm, double max_norm)
     return factor < 1 ? factor : 1;
 }
 
-/* All zeros: a step that is skipped. `done` is where the parameter stood before the step. */
+/* `done` is where the parameter stood before the step. */
 SPW__INLINE spw__adam_consts spw__adam_consts_of(const spw__adam_hyper *hyper,
                                                  const spw__adam_progress *done, double grad_factor)
 {
@@ -60,6 +60,7 @@ SPW__INLINE spw__adam_consts spw__adam_consts_of(const spw__adam_hyper *hyper,
     c.inv_root_bias2 = (float)(1 / sqrt(bias2));
     c.eps = (float)hyper->eps;
     c.decay = (float)(1 - hyper->lr * hyper->weight_decay);
+    c.skip = 0;
     return c;
 }
 
@@ -106,21 +107,28 @@ SPW__INLINE float spw__adam_v(float v, float g, const spw__adam_consts *c)
     return fmaf(c->one_minus_beta2 * g, g, c->beta2 * v);
 }
 
-/* AdamW as torch.optim has it: decay, moments, update. `g` already carries the step's factor. An
- * element whose gradient is not finite stays as it is. `is_8bit` is a constant where it is called.
- */
+/* AdamW as torch.optim has it: decay, moments, update. `g` already carries the step's factor and is
+ * finite. `is_8bit` is a constant where it is called. */
+SPW__INLINE spw__adam_element spw__adam_update_finite(spw__adam_element old, float g,
+                                                      const spw__adam_consts *c, int is_8bit)
+{
+    spw__adam_element next;
+    next.m = spw__adam_m(old.m, g, c);
+    next.v = spw__adam_v(old.v, g, c);
+    float root = is_8bit ? spw__adam_root8(next.v, c) : spw__adam_root32(next.v, c);
+    next.p = old.p * c->decay - c->step_size * next.m / root;
+    return next;
+}
+
+/* The same for any gradient: an element whose gradient is not finite stays as it is. */
 SPW__INLINE spw__adam_element spw__adam_update(spw__adam_element old, float g,
                                                const spw__adam_consts *c, int is_8bit)
 {
-    spw__adam_element next;
+    spw__adam_element next = spw__adam_update_finite(old, g, c, is_8bit);
     uint32_t finite = 0u - (uint32_t)(spw__magnitude_bits(g) < 0x7F800000u);
-    float m = spw__adam_m(old.m, g, c);
-    float v = spw__adam_v(old.v, g, c);
-    float root = is_8bit ? spw__adam_root8(v, c) : spw__adam_root32(v, c);
-    float p = old.p * c->decay - c->step_size * m / root;
-    next.p = spw__select(finite, p, old.p);
-    next.m = spw__select(finite, m, old.m);
-    next.v = spw__select(finite, v, old.v);
+    next.p = spw__select(finite, next.p, old.p);
+    next.m = spw__select(finite, next.m, old.m);
+    next.v = spw__select(finite, next.v, old.v);
     return next;
 }
 

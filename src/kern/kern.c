@@ -3,7 +3,12 @@
 
 static const spw__kern_ops *ops_of(const spw_device *device)
 {
+#ifdef SPW_HAVE_CUDA
+    if (device->async)
+        return &spw__kern_cuda;
+#else
     (void)device;
+#endif
     return &spw__kern_cpu;
 }
 

@@ -54,7 +54,8 @@ typedef struct spw__adam_consts {
     float root_bias2;     /* sqrt(1 - beta2^t): v_hat's root is sqrt(v) / root_bias2 */
     float inv_root_bias2; /* its reciprocal */
     float eps;
-    float decay; /* 1 - lr * weight_decay */
+    float decay;   /* 1 - lr * weight_decay */
+    uint32_t skip; /* 1: change nothing; for devices whose verdict the host does not know */
 } spw__adam_consts;
 
 /* One run: consecutive elements of one tensor with their state. 8-bit runs begin at a multiple of
@@ -144,5 +145,8 @@ struct spw__adam_table {
 };
 
 extern const spw__kern_ops spw__kern_cpu;
+#ifdef SPW_HAVE_CUDA
+extern const spw__kern_ops spw__kern_cuda;
+#endif
 
 #endif

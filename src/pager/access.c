@@ -55,17 +55,27 @@ static int host_view(spw_pager *pager, uint64_t number, char **view)
     return 0;
 }
 
+/* What the last sweep queued on an async device is done. */
+static int settle(spw_pager *pager)
+{
+    int rc = spw__dev_event_wait(pager->device, pager->used);
+    return rc < 0 ? rc : spw__dev_event_wait(pager->device, pager->saved);
+}
+
 int spw__pager_read(spw_pager *pager, uint64_t number, uint64_t offset, void *host, uint64_t bytes)
 {
     spw__page *page = &pager->pages[number];
+    int rc = settle(pager);
+    if (rc < 0)
+        return rc;
     char *frame = hold_frame(pager, page);
     if (frame) {
-        int rc = spw__dev_copy(pager->device, host, frame + offset, bytes, NULL);
+        rc = spw__dev_copy_now(pager->device, host, frame + offset, bytes);
         release_frame(pager, page, false);
         return rc;
     }
     char *view;
-    int rc = host_view(pager, number, &view);
+    rc = host_view(pager, number, &view);
     if (rc == 0)
         memcpy(host, view + offset, (size_t)bytes);
     return rc;
@@ -75,14 +85,17 @@ int spw__pager_write(spw_pager *pager, uint64_t number, uint64_t offset, const v
                      uint64_t bytes)
 {
     spw__page *page = &pager->pages[number];
+    int rc = settle(pager);
+    if (rc < 0)
+        return rc;
     char *frame = hold_frame(pager, page);
     if (frame) {
-        int rc = spw__dev_copy(pager->device, frame + offset, host, bytes, NULL);
+        rc = spw__dev_copy_now(pager->device, frame + offset, host, bytes);
         release_frame(pager, page, rc == 0);
         return rc;
     }
     char *view;
-    int rc = host_view(pager, number, &view);
+    rc = host_view(pager, number, &view);
     if (rc < 0)
         return rc;
     memcpy(view + offset, host, (size_t)bytes);

@@ -51,7 +51,9 @@ uint64_t spw__budget_pages(spw_pager *pager)
     spw__dev_usage_get(pager->device, &usage);
     uint64_t other = learn(pager, &usage);
     uint64_t ring = pager->ring ? pager->config.ring_frames * pager->page_bytes : 0;
-    uint64_t limit = (uint64_t)((double)usage.capacity * pager->config.occupancy);
+    uint64_t margin = min_u64(pager->device->margin, usage.capacity);
+    uint64_t limit = min_u64((uint64_t)((double)usage.capacity * pager->config.occupancy),
+                             usage.capacity - margin);
     uint64_t room = limit > other + ring ? limit - other - ring : 0;
     return min_u64(fixed_cap(pager), room) / pager->page_bytes;
 }

@@ -62,6 +62,9 @@ static int resolve_paging(spw_pager *pager)
     spw_paging *paging = &pager->config.paging;
     if (*paging == SPW_PAGING_AUTO)
         *paging = resolve_auto(pager->device, pager->by_file);
+    if (pager->by_file && pager->device->async)
+        return spw__error(SPW_ENOTSUP, "a file store under the %s device: not yet, use store ram",
+                          pager->device->ops->name);
     if (*paging == SPW_PAGING_UNIFIED)
         return spw__error(SPW_ENOTSUP,
                           "paging unified needs CUDA managed memory, which the %s "
@@ -131,12 +134,34 @@ static void free_tables(spw_pager *pager)
     pager->views = NULL;
 }
 
+static void destroy_events(spw_pager *pager)
+{
+    for (uint32_t i = 0; pager->lanes && i < pager->config.ring_frames; i++) {
+        spw__dev_event_destroy(pager->device, pager->lanes[i].loaded);
+        spw__dev_event_destroy(pager->device, pager->lanes[i].updated);
+        spw__dev_event_destroy(pager->device, pager->lanes[i].saved);
+    }
+    spw__dev_event_destroy(pager->device, pager->used);
+    spw__dev_event_destroy(pager->device, pager->saved);
+}
+
+/* Nothing that was queued touches the pager's memory any more. */
+static void settle(spw_pager *pager)
+{
+    for (int i = 0; i < SPW__DEV_STREAMS; i++)
+        (void)spw__dev_stream_sync(pager->device, pager->device->streams[i]);
+    (void)spw__dev_event_wait(pager->device, pager->used);
+}
+
 void spw_pager_destroy(spw_pager *pager)
 {
     if (!pager)
         return;
+    settle(pager);
     spw__frames_free_all(pager);
     spw__dev_free(pager->device, pager->ring);
+    spw__dev_unpin(pager->device, pager->pinned);
+    destroy_events(pager);
     spw__store_close(pager->store);
     spw__unmap(pager->bounce, pager->page_bytes);
     free(pager->lanes);
@@ -183,6 +208,18 @@ static int make_tables(spw_pager *pager, uint64_t n_pages)
     return 0;
 }
 
+/* An async device copies from and to the store while the host does something else. */
+static int pin_store(spw_pager *pager, uint64_t bytes)
+{
+    if (!pager->device->async || !pager->store || pager->pinned)
+        return 0;
+    void *memory = spw__store_slot(pager->store, 0);
+    int rc = spw__dev_pin(pager->device, memory, bytes);
+    if (rc == 0)
+        pager->pinned = memory;
+    return rc;
+}
+
 int spw__pager_set_pages(spw_pager *pager, uint64_t page_bytes, uint64_t n_pages)
 {
     int rc = make_tables(pager, n_pages);
@@ -190,6 +227,8 @@ int spw__pager_set_pages(spw_pager *pager, uint64_t page_bytes, uint64_t n_pages
         return rc;
     if (pager->store)
         rc = spw__store_grow(pager->store, page_bytes, n_pages);
+    if (rc == 0)
+        rc = pin_store(pager, page_bytes * n_pages);
     if (rc < 0) {
         free_tables(pager);
         return rc;
@@ -203,20 +242,45 @@ int spw__pager_set_pages(spw_pager *pager, uint64_t page_bytes, uint64_t n_pages
     return 0;
 }
 
+static int create_event(spw_pager *pager, void **event)
+{
+    return *event ? 0 : spw__dev_event_create(pager->device, event);
+}
+
+/* Those that are not there yet: a call that failed is made again. */
+static int create_events(spw_pager *pager)
+{
+    int rc = 0;
+    for (uint32_t i = 0; rc == 0 && pager->lanes && i < pager->config.ring_frames; i++) {
+        rc = create_event(pager, &pager->lanes[i].loaded);
+        if (rc == 0)
+            rc = create_event(pager, &pager->lanes[i].updated);
+        if (rc == 0)
+            rc = create_event(pager, &pager->lanes[i].saved);
+    }
+    if (rc == 0)
+        rc = create_event(pager, &pager->used);
+    return rc < 0 ? rc : create_event(pager, &pager->saved);
+}
+
 static int take_ring(spw_pager *pager)
 {
     uint32_t n = pager->config.ring_frames;
     if (!pager->lanes && !(pager->lanes = spw__calloc(n, sizeof *pager->lanes)))
         return SPW_EHOSTMEM;
     void *ring;
-    int rc = spw__dev_alloc(pager->device, n * pager->page_bytes, SPW__DEV_FRAME, &ring);
+    int rc = create_events(pager);
+    if (rc < 0)
+        return rc;
+    rc = spw__dev_alloc(pager->device, n * pager->page_bytes, SPW__DEV_FRAME, &ring);
     if (rc < 0)
         return spw__error(rc, "no room for the ring of %u pages of %" PRIu64 " bytes: %s", n,
                           pager->page_bytes, spw_last_error());
     pager->ring = ring;
-    for (uint32_t i = 0; i < n; i++)
-        pager->lanes[i] =
-            (spw__lane){.frame = pager->ring + i * pager->page_bytes, .page = SPW__NO_PAGE};
+    for (uint32_t i = 0; i < n; i++) {
+        pager->lanes[i].frame = pager->ring + i * pager->page_bytes;
+        pager->lanes[i].page = SPW__NO_PAGE;
+    }
     return 0;
 }
 
@@ -228,20 +292,22 @@ static int take_all_frames(spw_pager *pager)
             return spw__error(
                 SPW_ENOMEM, "no room for %" PRIu64 " bytes of optimizer state with paging off: %s",
                 pager->n_pages * pager->page_bytes, spw_last_error());
-    for (uint64_t i = 0; i < pager->n_pages; i++) {
+    void *stream = pager->device->streams[SPW__DEV_GIVE];
+    int rc = create_events(pager);
+    bool filled = false;
+    for (uint64_t i = 0; rc == 0 && i < pager->n_pages; i++) {
         spw__page *page = &pager->pages[i];
         if (page->state == SPW__PAGE_RESIDENT)
             continue;
+        filled = true;
         spw__lock_take(&pager->lock);
         page->memory = spw__frames_take(pager, i);
         page->state = SPW__PAGE_RESIDENT;
         page->dirty = true;
         spw__lock_drop(&pager->lock);
-        int rc = spw__dev_zero(pager->device, page->memory, pager->page_bytes, NULL);
-        if (rc < 0)
-            return rc;
+        rc = spw__dev_zero(pager->device, page->memory, pager->page_bytes, stream);
     }
-    return 0;
+    return rc < 0 || !filled ? rc : spw__dev_stream_sync(pager->device, stream);
 }
 
 int spw__pager_prepare(spw_pager *pager)
@@ -250,9 +316,9 @@ int spw__pager_prepare(spw_pager *pager)
         return spw__error(SPW_EFAILED, "the pager failed earlier: %s", pager->failure);
     if (pager->config.paging == SPW_PAGING_OFF)
         return take_all_frames(pager);
-    if (pager->config.paging == SPW_PAGING_MAPPED || pager->ring || !pager->n_pages)
-        return 0;
-    return take_ring(pager);
+    if (pager->config.paging == SPW_PAGING_MAPPED)
+        return create_events(pager);
+    return pager->ring || !pager->n_pages ? 0 : take_ring(pager);
 }
 
 static uint64_t resident_pages(const spw_pager *pager)

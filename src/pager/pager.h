@@ -37,6 +37,13 @@
  *   6. A slab that is leaving gets no new page.
  *   7. FAILED is entered only from a sweep and never left.
  *
+ * Async devices (CUDA). A sweep only queues its work: loads on the device's IN stream, updates on
+ * the caller's, saves on OUT, with events between, and returns. A page's state then says what is
+ * queued, not what is done: STORED may still be on its way out. Who needs it done waits: loads of
+ * the next sweep and access.c for `saved`, reclaims and access.c for `used`. Pages that a sweep
+ * works on stay busy until it has recorded `used`; a reclaim that finds nothing else waits for that
+ * moment.
+ *
  * Locks: `lock` guards the page table, slabs and counters. It is never held over a device or store
  * call or a wait for one (lock.h aborts debug builds that do). Whoever changes a page's state under
  * the lock to LOADING, SAVING or busy owns page and frame until it changes it back; `changed` is
@@ -89,6 +96,7 @@ typedef struct spw__lane {
     bool saving;   /* a save is under way */
     bool reading;  /* a store read is under way */
     spw__store_io io;
+    void *loaded, *updated, *saved; /* events of an async device; else NULL */
 } spw__lane;
 
 struct spw_pager {
@@ -115,6 +123,11 @@ struct spw_pager {
     void *views;         /* [n_pages] spw__page_view, likewise */
     char *bounce;        /* one page of host memory for access.c; NULL until needed */
 
+    void *used;              /* event: what the last sweep did to pages in frames is done */
+    void *saved;             /* event: its saves are done */
+    bool sweeping;           /* async devices: a sweep is being queued, under the lock */
+    pthread_t sweeper;       /* by this thread */
+    void *pinned;            /* the store's memory that the device knows, NULL if none */
     uint64_t reserved;       /* spw_pager_reserve's word, under the lock */
     uint64_t other_estimate; /* decayed peak of what others use, bytes */
     uint64_t budget_pages;   /* as of the last sweep */

@@ -77,11 +77,12 @@ static void claim(spw_pager *pager, spw__slab *slab)
     }
 }
 
-/* Lock not held; the page is SAVING and ours. */
+/* Lock not held; the page is SAVING and ours. On an async device the copy is only queued. */
 static int save_in_ram(spw_pager *pager, uint64_t number)
 {
     return spw__dev_copy(pager->device, spw__store_slot(pager->store, number),
-                         pager->pages[number].memory, pager->page_bytes, NULL);
+                         pager->pages[number].memory, pager->page_bytes,
+                         pager->device->streams[SPW__DEV_GIVE]);
 }
 
 /* Lock not held. Ends a save: the page is stored, or stays resident and dirty. */
@@ -110,9 +111,29 @@ static void save_to_file(spw_pager *pager, const uint64_t *numbers, uint32_t n)
         end_save(pager, numbers[i], spw__store_wait(pager->store, &ios[i]));
 }
 
+/* Lock not held. All saves of a slab are queued behind the last sweep, then waited for at once; the
+ * slab's frames are then free of all work, also when there was nothing to save. */
+static void save_slab_queued(spw_pager *pager, spw__slab *slab)
+{
+    spw_device *device = pager->device;
+    int rc = spw__dev_stream_wait(device, device->streams[SPW__DEV_GIVE], pager->used);
+    for (uint32_t i = 0; rc == 0 && i < slab->n_frames; i++)
+        if (slab->pages[i] != SPW__NO_PAGE)
+            rc = save_in_ram(pager, slab->pages[i]);
+    int synced = spw__dev_stream_sync(device, device->streams[SPW__DEV_GIVE]);
+    rc = rc < 0 ? rc : synced;
+    for (uint32_t i = 0; i < slab->n_frames; i++)
+        if (slab->pages[i] != SPW__NO_PAGE)
+            end_save(pager, slab->pages[i], rc);
+}
+
 /* Lock not held. Saves what is dirty in a claimed slab. Its table of pages changes only by us. */
 static void save_slab(spw_pager *pager, spw__slab *slab)
 {
+    if (pager->device->async) {
+        save_slab_queued(pager, slab);
+        return;
+    }
     uint64_t batch[SAVES_AT_ONCE];
     uint32_t n = 0;
     for (uint32_t i = 0; i < slab->n_frames; i++) {
@@ -152,6 +173,13 @@ static uint64_t give_back(spw_pager *pager, spw__slab *slab)
     return gone.n_frames * pager->page_bytes;
 }
 
+/* Lock held. A sweep on an async device holds its pages only while it queues its work: short, and
+ * worth waiting for. Its own thread cannot. */
+static bool sweep_by_another(const spw_pager *pager)
+{
+    return pager->sweeping && pager->n_resident && !pthread_equal(pager->sweeper, pthread_self());
+}
+
 uint64_t spw__reclaim(spw_pager *pager, uint64_t bytes)
 {
     uint64_t freed = 0;
@@ -161,6 +189,10 @@ uint64_t spw__reclaim(spw_pager *pager, uint64_t bytes)
     while (freed < bytes) {
         spw__pager_check(pager);
         spw__slab *slab = choose(pager);
+        if (!slab && sweep_by_another(pager)) {
+            spw__lock_wait(&pager->lock, &pager->changed);
+            continue;
+        }
         uint64_t got = slab ? give_back(pager, slab) : 0;
         if (!got)
             break;

@@ -46,9 +46,12 @@ static bool hold(spw_pager *pager, uint64_t number)
     return resident;
 }
 
+/* What an async device has only queued stays busy until finish() has recorded its end. */
 static void release(spw_pager *pager, uint64_t number)
 {
     spw__page *page = &pager->pages[number];
+    if (pager->device->async)
+        return;
     spw__lock_take(&pager->lock);
     page->busy = false;
     page->dirty = true;
@@ -126,11 +129,15 @@ static void set_state(spw_pager *pager, uint64_t number, spw__page_state state, 
     spw__lock_drop(&pager->lock);
 }
 
+/* The lane's frame is free for its next page, or will be when the IN stream comes to it. */
 static int end_save(spw_pager *pager, spw__lane *lane)
 {
     if (!lane->saving)
         return 0;
     lane->saving = false;
+    if (pager->device->async)
+        return spw__dev_stream_wait(pager->device, pager->device->streams[SPW__DEV_IN],
+                                    lane->saved);
     int rc = pager->by_file ? spw__store_wait(pager->store, &lane->io) : 0;
     if (rc == 0)
         set_state(pager, lane->page, SPW__PAGE_STORED, false);
@@ -140,8 +147,9 @@ static int end_save(spw_pager *pager, spw__lane *lane)
 static int fill(spw_pager *pager, spw__lane *lane, bool was_zero)
 {
     void *memory = pager->pages[lane->page].memory;
+    void *in = pager->device->streams[SPW__DEV_IN];
     if (was_zero)
-        return spw__dev_zero(pager->device, memory, pager->page_bytes, NULL);
+        return spw__dev_zero(pager->device, memory, pager->page_bytes, in);
     count(pager, pager->page_bytes, 0);
     if (pager->by_file) {
         spw__store_start_read(pager->store, &lane->io, lane->page, memory);
@@ -149,7 +157,7 @@ static int fill(spw_pager *pager, spw__lane *lane, bool was_zero)
         return 0;
     }
     return spw__dev_copy(pager->device, memory, spw__store_slot(pager->store, lane->page),
-                         pager->page_bytes, NULL);
+                         pager->page_bytes, in);
 }
 
 static int begin_load(sweep_run *run)
@@ -163,12 +171,16 @@ static int begin_load(sweep_run *run)
     lane->page = number;
     bool was_zero = pager->pages[number].state == SPW__PAGE_ZERO;
     place(pager, number, lane->frame);
-    return fill(pager, lane, was_zero);
+    rc = fill(pager, lane, was_zero);
+    return rc < 0 ? rc
+                  : spw__dev_event_record(pager->device, lane->loaded,
+                                          pager->device->streams[SPW__DEV_IN]);
 }
 
-static int end_load(spw_pager *pager, spw__lane *lane)
+static int end_load(const sweep_run *run, spw__lane *lane)
 {
-    int rc = 0;
+    spw_pager *pager = run->pager;
+    int rc = spw__dev_stream_wait(pager->device, run->sweep->stream, lane->loaded);
     if (lane->reading) {
         lane->reading = false;
         rc = spw__store_wait(pager->store, &lane->io);
@@ -183,16 +195,40 @@ static int end_load(spw_pager *pager, spw__lane *lane)
     return 0;
 }
 
-static int begin_save(spw_pager *pager, spw__lane *lane)
+/* On an async device: behind the update, on the OUT stream. The page is STORED from then on, for
+ * all who wait for `saved` before they look. */
+static int queue_save(const sweep_run *run, spw__lane *lane)
 {
+    spw_pager *pager = run->pager;
+    spw_device *device = pager->device;
+    void *out = device->streams[SPW__DEV_OUT];
+    int rc = spw__dev_event_record(device, lane->updated, run->sweep->stream);
+    if (rc == 0)
+        rc = spw__dev_stream_wait(device, out, lane->updated);
+    if (rc == 0)
+        rc = spw__dev_copy(device, spw__store_slot(pager->store, lane->page),
+                           pager->pages[lane->page].memory, pager->page_bytes, out);
+    if (rc == 0)
+        rc = spw__dev_event_record(device, lane->saved, out);
+    if (rc == 0)
+        set_state(pager, lane->page, SPW__PAGE_STORED, false);
+    return rc;
+}
+
+static int begin_save(const sweep_run *run, spw__lane *lane)
+{
+    spw_pager *pager = run->pager;
     spw__page *page = &pager->pages[lane->page];
     if (page->slab != SPW__NO_SLAB) {
-        set_state(pager, lane->page, SPW__PAGE_RESIDENT, true);
+        if (!pager->device->async)
+            set_state(pager, lane->page, SPW__PAGE_RESIDENT, true);
         return 0;
     }
     set_state(pager, lane->page, SPW__PAGE_SAVING, false);
     lane->saving = true;
     count(pager, 0, pager->page_bytes);
+    if (pager->device->async)
+        return queue_save(run, lane);
     if (!pager->by_file)
         return spw__dev_copy(pager->device, spw__store_slot(pager->store, lane->page), page->memory,
                              pager->page_bytes, NULL);
@@ -204,12 +240,12 @@ static int update_streamed(sweep_run *run)
 {
     spw_pager *pager = run->pager;
     spw__lane *lane = lane_of(run, run->n_updated++);
-    int rc = end_load(pager, lane);
+    int rc = end_load(run, lane);
     if (rc < 0)
         return rc;
     spw__page_view view = {lane->page, pager->pages[lane->page].memory};
     rc = run->sweep->update(run->sweep->context, &view, 1, run->sweep->stream);
-    return rc < 0 ? rc : begin_save(pager, lane);
+    return rc < 0 ? rc : begin_save(run, lane);
 }
 
 /* -------------------------------------------------------------------------------- one pass -- */
@@ -276,6 +312,38 @@ static int fail(spw_pager *pager, int rc)
     return spw__error(rc, "%s", pager->failure);
 }
 
+/* Async devices: from here on others may wait for what was queued, and reclaim what it works on. */
+static int finish(spw_pager *pager, const spw__sweep *sweep)
+{
+    spw_device *device = pager->device;
+    if (!device->async)
+        return 0;
+    int rc = spw__dev_event_record(device, pager->used, sweep->stream);
+    int saved = spw__dev_event_record(device, pager->saved, device->streams[SPW__DEV_OUT]);
+    spw__lock_take(&pager->lock);
+    for (uint64_t i = 0; i < sweep->n_pages; i++) {
+        spw__page *page = &pager->pages[sweep->pages[i]];
+        page->dirty = page->dirty || page->busy;
+        page->busy = false;
+    }
+    pager->sweeping = false;
+    pthread_cond_broadcast(&pager->changed);
+    spw__lock_drop(&pager->lock);
+    return rc < 0 ? rc : saved;
+}
+
+static int begin(spw_pager *pager)
+{
+    spw_device *device = pager->device;
+    if (!device->async)
+        return 0;
+    spw__lock_take(&pager->lock);
+    pager->sweeping = true;
+    pager->sweeper = pthread_self();
+    spw__lock_drop(&pager->lock);
+    return spw__dev_stream_wait(device, device->streams[SPW__DEV_IN], pager->saved);
+}
+
 static int sweep_in_place(spw_pager *pager, const spw__sweep *sweep)
 {
     spw__page_view *views = pager->views;
@@ -288,7 +356,8 @@ static int sweep_in_place(spw_pager *pager, const spw__sweep *sweep)
         if (!off)
             page->state = SPW__PAGE_STORED;
     }
-    return sweep->update(sweep->context, views, sweep->n_pages, sweep->stream);
+    int rc = sweep->update(sweep->context, views, sweep->n_pages, sweep->stream);
+    return rc < 0 ? rc : spw__dev_event_record(pager->device, pager->used, sweep->stream);
 }
 
 static int sweep_by_copy(spw_pager *pager, const spw__sweep *sweep)
@@ -299,10 +368,13 @@ static int sweep_by_copy(spw_pager *pager, const spw__sweep *sweep)
     spw__lock_take(&pager->lock);
     pager->budget_pages = budget;
     spw__lock_drop(&pager->lock);
+    int rc = begin(pager);
     sort_pages(&run);
-    int rc = stream(&run);
+    if (rc == 0)
+        rc = stream(&run);
     int drained = drain(pager);
-    return rc < 0 ? rc : drained;
+    int finished = finish(pager, sweep);
+    return rc < 0 ? rc : drained < 0 ? drained : finished;
 }
 
 /* The budget shrank: what is over it goes back now, not in the middle of the next forward pass. */
