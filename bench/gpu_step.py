@@ -1,11 +1,12 @@
 """The optimizer step on a GPU: every budget, both kinds of state, one big tensor and a LoRA set.
 
 Usage: python3 bench/gpu_step.py [--steps 9] [--spillway build/spillway] [--results FILE.csv]
-                                 [--quick]
+                                 [--quick] [--bitsandbytes FOLDER | --no-peers]
 Rows with goal G1 compare the step whose state is all on the device with copies within the device;
 G2 the step with nothing resident with copies both ways at once over the link, of the same page
 size; G3 the bytes that moved with the bound 2 x (state - resident). Limits are measured in the same
 process, each row after its own steps. Every row's parameters equal an unpaged run's bit for bit.
+Rows in ms stand beside torch and bitsandbytes (gpu_peers.py), measured just before on the same card.
 """
 import argparse
 import json
@@ -52,6 +53,34 @@ def make_row(name, state, way, r, gpu):
                     limit=r["copy_gbs"], goal=RESIDENT_GOAL[state], note=note(r))
 
 
+PEERS = {("copy 100%", "32bit"): ("bitsandbytes AdamW 32-bit", "torch AdamW fused"),
+         ("copy 100%", "8bit"): ("bitsandbytes AdamW8bit", "torch AdamW fused"),
+         ("copy 0%", "8bit"): ("bitsandbytes PagedAdamW8bit cold",)}
+
+
+def measure_peers(args):
+    if args.no_peers:
+        return {}
+    command = [sys.executable, os.path.join(rows.ROOT, "bench", "gpu_peers.py")]
+    if args.bitsandbytes:
+        command += ["--bitsandbytes", args.bitsandbytes]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{' '.join(command)}: {done.stderr.strip()[-2000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def peer_rows(peers, name, state, way, r, gpu):
+    for kind in PEERS.get((way, state), ()):
+        found = peers.get(f"{name}: {kind}")
+        if isinstance(found, dict):
+            version = peers["torch" if kind.startswith("torch") else "bitsandbytes"]
+            yield rows.row("step", f"{way} {name} {state}", r["ms_median"], "ms", gpu=gpu,
+                           peer_name=f"{kind} ({version})", peer=found["ms"],
+                           lower_is_better=True,
+                           note=f"theirs {found['min']:.3f} to {found['max']:.3f} ms; {note(r)}")
+
+
 def gpu_name():
     done = subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"],
                           capture_output=True, text=True)
@@ -71,14 +100,18 @@ def main():
     parser.add_argument("--spillway", default=os.path.join(rows.ROOT, "build", "spillway"))
     parser.add_argument("--results", default="h200-step.csv")
     parser.add_argument("--quick", action="store_true", help="100%% and 0%% only")
+    parser.add_argument("--bitsandbytes", help="folder that holds the package")
+    parser.add_argument("--no-peers", action="store_true")
     args = parser.parse_args()
     gpu = gpu_name()
+    peers = measure_peers(args)
     found = []
     for name, options in SETS.items():
         for state in ("32bit", "8bit"):
             for way, paging in ways(args):
                 r = bench(args, *options, "--state", state, *paging)
                 found.append(make_row(name, state, way, r, gpu))
+                found.extend(peer_rows(peers, name, state, way, r, gpu))
     rows.append(args.results, found)
 
 

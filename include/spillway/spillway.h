@@ -134,7 +134,7 @@ typedef struct spw_link_rates {
     double in_gbs;     /* host to device alone, 1e9 bytes a second */
     double out_gbs;    /* device to host alone */
     double both_gbs;   /* both at once, the sum of the two */
-    double device_gbs; /* within the device, bytes read and written */
+    double device_gbs; /* within the device, 256 MiB a copy, bytes read and written */
 } spw_link_rates;
 
 /* Measures copies of `copy_bytes` (4 KiB to 256 MiB): the limits that paging is held to. Takes 512

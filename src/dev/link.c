@@ -48,14 +48,14 @@ static void close_probe(link_probe *p)
     }
 }
 
-/* One copy each way that is asked for; `within` copies on the device instead. */
+/* One copy each way that is asked for; `within`: a large one on the device instead. */
 static int queue_copies(const link_probe *p, uint64_t at, bool in, bool out, bool within)
 {
     spw_device *d = p->device;
     char *to[2] = {(char *)p->memory[0] + at, (char *)p->memory[1] + at};
     int rc = 0;
     if (within)
-        return spw__dev_copy(d, to[0], to[1], p->copy_bytes, d->streams[SPW__DEV_IN]);
+        return spw__dev_copy(d, p->memory[0], p->memory[1], probe_bytes, d->streams[SPW__DEV_IN]);
     if (in)
         rc = spw__dev_copy(d, to[0], p->host[0] + at, p->copy_bytes, d->streams[SPW__DEV_IN]);
     if (rc == 0 && out)
@@ -66,7 +66,8 @@ static int queue_copies(const link_probe *p, uint64_t at, bool in, bool out, boo
 /* GB/s of the bytes of one way. */
 static int measure(const link_probe *p, bool in, bool out, bool within, double *gbs)
 {
-    uint64_t n_copies = (within ? 16 : 1) * pass_bytes / p->copy_bytes;
+    uint64_t each = within ? probe_bytes : p->copy_bytes;
+    uint64_t n_copies = (within ? 16 : 1) * pass_bytes / each;
     double best = 0;
     for (int round = 0; round < ROUNDS; round++) {
         double begin = seconds_now();
@@ -77,7 +78,7 @@ static int measure(const link_probe *p, bool in, bool out, bool within, double *
             rc = spw__dev_stream_sync(p->device, p->device->streams[s]);
         if (rc < 0)
             return rc;
-        double rate = (double)(n_copies * p->copy_bytes) / 1e9 / (seconds_now() - begin);
+        double rate = (double)(n_copies * each) / 1e9 / (seconds_now() - begin);
         best = rate > best ? rate : best;
     }
     *gbs = best;
