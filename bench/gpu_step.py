@@ -49,8 +49,9 @@ def make_row(name, state, way, r, gpu):
         goal = "G2>=0.95" if r["resident_bytes"] == 0 else "G3 bytes within 2%"
         return rows.row("step", config, gbs, "GB/s", gpu=gpu, limit_name="duplex link",
                         limit=r["probe_gbs"], goal=goal, note=note(r))
+    goal = "" if way == "mapped" else RESIDENT_GOAL[state]
     return rows.row("step", config, r["step_gbs"], "GB/s", gpu=gpu, limit_name="device copy",
-                    limit=r["copy_gbs"], goal=RESIDENT_GOAL[state], note=note(r))
+                    limit=r["copy_gbs"], goal=goal, note=note(r))
 
 
 PEERS = {("copy 100%", "32bit"): ("bitsandbytes AdamW 32-bit", "torch AdamW fused"),

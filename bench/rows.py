@@ -30,7 +30,10 @@ def machine():
 
 
 def commit():
-    """The commit that was measured; '+' when the tree had changes beyond bench/results."""
+    """The commit that was measured; '+' when the tree had changes beyond bench/results. SPW_COMMIT
+    says it where a copy without its history is measured."""
+    if os.environ.get("SPW_COMMIT"):
+        return os.environ["SPW_COMMIT"]
     run = lambda *a: subprocess.run(["git", *a], cwd=ROOT, capture_output=True, text=True).stdout
     changed = [l for l in run("status", "--porcelain").splitlines() if "bench/results/" not in l]
     return run("rev-parse", "--short=12", "HEAD").strip() + ("+" if changed else "")

@@ -61,6 +61,7 @@ SPW__INLINE spw__adam_consts spw__adam_consts_of(const spw__adam_hyper *hyper,
     c.eps = (float)hyper->eps;
     c.decay = (float)(1 - hyper->lr * hyper->weight_decay);
     c.skip = 0;
+    c.mild = 0;
     return c;
 }
 

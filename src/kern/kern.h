@@ -56,6 +56,7 @@ typedef struct spw__adam_consts {
     float eps;
     float decay;   /* 1 - lr * weight_decay */
     uint32_t skip; /* 1: change nothing; for devices whose verdict the host does not know */
+    uint32_t mild; /* 1: in the ranges that cuda/exact.cuh assumes; set and read on a GPU alone */
 } spw__adam_consts;
 
 /* One run: consecutive elements of one tensor with their state. 8-bit runs begin at a multiple of

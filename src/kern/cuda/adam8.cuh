@@ -10,9 +10,11 @@
 #include "kern/cuda/exact.cuh"
 #include "kern/cuda/walk.cuh"
 
+/* The code maps. An entry of `encode` comes less its key << 16: added to all of a ratio's bits it
+ * is then what the entry and the ratio's lower half add up to. */
 typedef struct shared_maps {
     float value_m[SPW__CODES], value_v[SPW__CODES];
-    uint32_t encode_m[SPW__CODE_KEYS], encode_v[SPW__CODE_KEYS];
+    uint32_t less_key_m[SPW__CODE_KEYS], less_key_v[SPW__CODE_KEYS];
 } shared_maps;
 
 DEVICE void fill_shared(shared_maps *shared, const spw__code_maps *maps)
@@ -24,8 +26,9 @@ DEVICE void fill_shared(shared_maps *shared, const spw__code_maps *maps)
     }
 #pragma unroll 1
     for (int i = threadIdx.x; i < SPW__CODE_KEYS; i += SPW__GPU_THREADS) {
-        shared->encode_m[i] = maps->m.encode[i];
-        shared->encode_v[i] = maps->v.encode[i];
+        uint32_t key = (uint32_t)(i + SPW__CODE_KEY_FIRST) << 16;
+        shared->less_key_m[i] = maps->m.encode[i] - key;
+        shared->less_key_v[i] = maps->v.encode[i] - key;
     }
     __syncthreads();
 }
@@ -47,9 +50,9 @@ DEVICE uint32_t warp_max(uint32_t value)
  * registers.
  */
 template <typename P, typename G>
-static __device__ __noinline__ void adam8_block(P *p, const G *g, uint8_t *m, uint8_t *v,
-                                                float *absmax_m, float *absmax_v, uint64_t n,
-                                                const spw__adam_consts *c, const shared_maps *maps)
+static __device__ __noinline__ void
+adam8_block(P *p, const G *g, uint8_t *m, uint8_t *v, float *absmax_m, float *absmax_v, uint64_t n,
+            const spw__adam_consts *c, const spw__code_maps *maps)
 {
     enum { ROUNDS = SPW__BLOCK / 32 / WIDTH };
     int lane = threadIdx.x % 32;
@@ -71,8 +74,8 @@ static __device__ __noinline__ void adam8_block(P *p, const G *g, uint8_t *m, ui
         int here = clamp(n, i);
 #pragma unroll
         for (int k = 0; k < WIDTH; k++) {
-            spw__adam_element old = {pf[r].at[k], maps->value_m[mc[r] >> 8 * k & 0xFF] * scale_of_m,
-                                     maps->value_v[vc[r] >> 8 * k & 0xFF] * scale_of_v};
+            spw__adam_element old = {pf[r].at[k], maps->m.value[mc[r] >> 8 * k & 0xFF] * scale_of_m,
+                                     maps->v.value[vc[r] >> 8 * k & 0xFF] * scale_of_v};
             spw__adam_element next = spw__adam_update(old, gf[r].at[k] * c->grad_factor, c, 1);
             pf[r].at[k] = next.p;
             mf[r].at[k] = next.m;
@@ -91,8 +94,8 @@ static __device__ __noinline__ void adam8_block(P *p, const G *g, uint8_t *m, ui
         uint32_t m_codes = 0, v_codes = 0;
 #pragma unroll
         for (int k = 0; k < WIDTH; k++) {
-            m_codes |= (uint32_t)spw__code_of_m(maps->encode_m, mf[r].at[k], s_m) << 8 * k;
-            v_codes |= (uint32_t)spw__code_of_v(maps->encode_v, vf[r].at[k], s_v) << 8 * k;
+            m_codes |= (uint32_t)spw__code_of_m(maps->m.encode, mf[r].at[k], s_m) << 8 * k;
+            v_codes |= (uint32_t)spw__code_of_v(maps->v.encode, vf[r].at[k], s_v) << 8 * k;
         }
         store_codes(m + i, m_codes, here);
         store_codes(v + i, v_codes, here);
@@ -126,13 +129,13 @@ DEVICE void store4_no_nan(float *x, four f)
     store4(x, f);
 }
 
-/* spw__code_rank << 16 and below it what does not matter, for a finite element of a block whose
- * scale is 1: no upper bound is needed, since the ratio is at most 1 and a rounding. */
-DEVICE uint32_t code_sum(const uint32_t *encode, float x, float inverse)
+/* spw__code_rank << 16 and below it what does not matter, for an element of a block whose inverse
+ * is a normal float. No upper bound is needed: the ratio is at most 1 and a rounding. */
+DEVICE uint32_t code_sum(const uint32_t *less_key, float x, float inverse)
 {
     uint32_t bits = spw__bits_of_float(fabsf(x) * inverse);
-    uint32_t key = max(bits >> 16, (uint32_t)SPW__CODE_KEY_FIRST);
-    return encode[key - SPW__CODE_KEY_FIRST] + (bits & 0xFFFFu);
+    bits = max(bits, (uint32_t)SPW__CODE_KEY_FIRST << 16);
+    return less_key[(bits >> 16) - SPW__CODE_KEY_FIRST] + bits;
 }
 
 DEVICE uint32_t pick(uint32_t low, uint32_t high, uint32_t bytes)
@@ -173,25 +176,25 @@ template <typename P, typename G> struct tile8 {
     float *absmax_m, *absmax_v;
 };
 
-/* The scales of m and v, worked out once: by even lanes for m, by odd ones for v. */
-DEVICE float warp_inverse(uint32_t most_m, uint32_t most_v, float *inverse_v, bool *usual)
+/* 1 / absmax of m and of v, worked out once: by even lanes for m, by odd ones for v. False where
+ * one is not a normal float. */
+DEVICE bool find_inverses(uint32_t most_m, uint32_t most_v, float *inverse_m, float *inverse_v)
 {
     uint32_t most = threadIdx.x % 2 ? most_v : most_m;
-    *usual &= most - 0x20000000u < 0x3F000000u || most == 0; /* 2^-63 to 2^63: one factor does */
     float inverse = most ? 1.0f / spw__float_of_bits(most) : 0.0f;
+    *inverse_m = __shfl_sync(0xFFFFFFFFu, inverse, 0);
     *inverse_v = __shfl_sync(0xFFFFFFFFu, inverse, 1);
-    return __shfl_sync(0xFFFFFFFFu, inverse, 0);
+    return inverse <= 0x1p126f;
 }
 
-/* spw__adam_update_finite for 8-bit state, by those. */
-DEVICE spw__adam_element update_usual(spw__adam_element old, float g, const spw__adam_consts *c,
-                                      bool *usual)
+/* spw__adam_update_finite for 8-bit state, by exact.cuh. */
+DEVICE spw__adam_element update_mild(spw__adam_element old, float g, const spw__adam_consts *c)
 {
     spw__adam_element next;
-    next.m = spw__adam_m(old.m, g, c);
+    next.m = fmaf(c->lerp_weight, g - old.m, old.m);
     next.v = spw__adam_v(old.v, g, c);
-    float root = fmaf(root_of(next.v, usual), c->inv_root_bias2, c->eps);
-    next.p = old.p * c->decay - quotient_of(c->step_size * next.m, root, usual);
+    float root = fmaf(root_of(next.v), c->inv_root_bias2, c->eps);
+    next.p = old.p * c->decay - quotient_of(c->step_size * next.m, root);
     return next;
 }
 
@@ -223,15 +226,15 @@ template <typename P, typename G> DEVICE raw8<P, G> load8(tile8<P, G> t, uint32_
     return raw;
 }
 
-/* adam8_block for what is usual: whole, aligned, finite, absmax neither tiny nor huge. Returns
- * false, and has changed nothing, where it is not. */
+/* adam8_block for what is usual: whole, aligned, within the ranges of exact.cuh. Returns false, and
+ * has changed nothing, where it is not. A gradient that is not finite shows in the maxima. */
 template <typename P, typename G>
 DEVICE bool adam8_usual(tile8<P, G> t, uint32_t first, const raw8<P, G> &raw,
                         const spw__adam_consts *c, const shared_maps *maps)
 {
     uint32_t at = first + threadIdx.x % 32 * WIDTH, block = first / SPW__BLOCK;
     four pf[ROUNDS8], mf[ROUNDS8], vf[ROUNDS8];
-    uint32_t most_m = 0, most_v = 0;
+    uint32_t most_m = 0, most_v = 0, floor_m = UINT32_MAX, floor_v = UINT32_MAX;
     bool usual = true;
 #pragma unroll
     for (int r = 0; r < ROUNDS8; r++) {
@@ -243,18 +246,24 @@ DEVICE bool adam8_usual(tile8<P, G> t, uint32_t first, const raw8<P, G> &raw,
                                      maps->value_m[raw.m[r] >> 8 * k & 0xFF] * raw.absmax_m,
                                      maps->value_v[raw.v[r] >> 8 * k & 0xFF] * raw.absmax_v};
             float x = gf.at[k] * c->grad_factor;
-            spw__adam_element next = update_usual(old, x, c, &usual);
-            usual &= next.p == next.p; /* nor is a parameter or gradient a NaN */
+            spw__adam_element next = update_mild(old, x, c);
+            uint32_t bits_m = spw__magnitude_bits(next.m), bits_v = spw__magnitude_bits(next.v);
+            usual &= next.p == next.p;
             pf[r].at[k] = next.p;
             mf[r].at[k] = next.m;
             vf[r].at[k] = next.v;
-            most_m = max(most_m, spw__magnitude_bits(next.m));
-            most_v = max(most_v, spw__magnitude_bits(next.v));
+            most_m = max(most_m, bits_m);
+            most_v = max(most_v, bits_v);
+            floor_m = floor_of(floor_m, bits_m);
+            floor_v = floor_of(floor_v, bits_v);
         }
     }
     most_m = warp_max(most_m);
     most_v = warp_max(most_v);
-    float inverse_v, inverse_m = warp_inverse(most_m, most_v, &inverse_v, &usual);
+    float inverse_m, inverse_v;
+    usual &= find_inverses(most_m, most_v, &inverse_m, &inverse_v);
+    usual &= most_m <= MOST_M && most_v <= MOST_V;
+    usual &= floor_m >= LEAST_M - 1 && floor_v >= LEAST_V - 1;
     if (!__all_sync(0xFFFFFFFFu, usual))
         return false;
 #pragma unroll
@@ -262,8 +271,8 @@ DEVICE bool adam8_usual(tile8<P, G> t, uint32_t first, const raw8<P, G> &raw,
         uint32_t i = at + r * 32 * WIDTH, sum_m[WIDTH], sum_v[WIDTH];
 #pragma unroll
         for (int k = 0; k < WIDTH; k++) {
-            sum_m[k] = code_sum(maps->encode_m, mf[r].at[k], inverse_m);
-            sum_v[k] = code_sum(maps->encode_v, vf[r].at[k], inverse_v);
+            sum_m[k] = code_sum(maps->less_key_m, mf[r].at[k], inverse_m);
+            sum_v[k] = code_sum(maps->less_key_v, vf[r].at[k], inverse_v);
         }
         store4_no_nan(t.p + i, pf[r]);
         *(uint32_t *)(t.m + i) = signed_codes(pick4(sum_m, 2), pick4(mf[r], 8 + 3));
@@ -303,7 +312,7 @@ template <typename P, typename G> DEVICE void adam8_tiles(const spw__gpu_adam_ar
         uint32_t n = (uint32_t)min(run->n - start, (uint64_t)SPW__GPU_TILE);
         bool aligned = is_aligned(t.p) && is_aligned(t.g);
         uint32_t at = threadIdx.x / 32 * SPW__BLOCK;
-        if (aligned && n == SPW__GPU_TILE) {
+        if (aligned && n == SPW__GPU_TILE && c.mild) {
             raw8<P, G> raw[PAIR];
 #pragma unroll
             for (int i = 0; i < PAIR; i++)
@@ -313,7 +322,7 @@ template <typename P, typename G> DEVICE void adam8_tiles(const spw__gpu_adam_ar
                 uint32_t a = at + i * WARPS * SPW__BLOCK, b = a / SPW__BLOCK;
                 if (!adam8_usual(t, a, raw[i], &c, &maps))
                     adam8_block(t.p + a, t.g + a, t.m + a, t.v + a, t.absmax_m + b, t.absmax_v + b,
-                                SPW__BLOCK, run->consts, &maps);
+                                SPW__BLOCK, run->consts, args->maps);
             }
             continue;
         }
@@ -321,7 +330,7 @@ template <typename P, typename G> DEVICE void adam8_tiles(const spw__gpu_adam_ar
         for (; at < n; at += WARPS * SPW__BLOCK) {
             uint32_t b = at / SPW__BLOCK;
             adam8_block(t.p + at, t.g + at, t.m + at, t.v + at, t.absmax_m + b, t.absmax_v + b,
-                        n - at, run->consts, &maps);
+                        n - at, run->consts, args->maps);
         }
     }
 }
