@@ -205,6 +205,11 @@ SPW_API void spw_free(spw_pager *pager, void *pointer);
  * be saved stays on the device; the call still succeeds and `*freed` is less. */
 SPW_API int spw_pager_reclaim(spw_pager *pager, uint64_t bytes, uint64_t *freed);
 
+/* spw_pager_reclaim for an allocator that knows a GPU (N of cuda:N) and no pager: asks that GPU's
+ * pagers of this process, one after the other, until `bytes` are given back. Any thread; may be
+ * called with locks of an allocator held. Asked from within itself it gives nothing. */
+SPW_API int spw_reclaim(int32_t ordinal, uint64_t bytes, uint64_t *freed);
+
 /* Says that `bytes` beyond what is in use now will be needed: they are made free now if state can
  * give way, and kept out of the budget until the next call. 0 takes the word back. */
 SPW_API int spw_pager_reserve(spw_pager *pager, uint64_t bytes);
@@ -228,6 +233,27 @@ typedef struct spw_pager_stats {
 } spw_pager_stats;
 
 SPW_API int spw_pager_stats_get(spw_pager *pager, spw_pager_stats *stats);
+
+/* ---------------------------------------------------------- the hook, a library of its own -- */
+
+/* What spw_hook_install reached. */
+enum spw_hook_reach {
+    SPW_HOOK_RUNTIME = 1, /* cudaMalloc and cudaMallocAsync, as the process's libraries call them */
+    SPW_HOOK_EXPANDABLE = 2, /* cuMemCreate, as PyTorch's expandable segments look it up, once, at
+                                their first use: the hook came before CUDA was used here */
+    SPW_HOOK_PRELOADED = 4,  /* libspillway_hook.so came by LD_PRELOAD, under all from the start */
+};
+
+/* Of libspillway_hook.so. Puts state under the allocations of the whole process: when cudaMalloc,
+ * cudaMallocAsync or cuMemCreate answer out of memory, spw_reclaim gives back what they asked for
+ * and they are called again. Changes the import tables of libraries that are loaded; may be called
+ * again when there are more, and need not be where the hook was preloaded. Returns the sum of what
+ * was reached; 0: no library here allocates through the CUDA runtime. */
+int spw_hook_install(void);
+
+/* Of libspillway_hook.so: calls that succeeded when they were repeated, the bytes given back for
+ * them, and the milliseconds that giving back took, since the process began. */
+void spw_hook_counts(uint64_t *n_repeated, uint64_t *bytes, double *ms);
 
 /* ------------------------------------------------------------------------------- optimizer -- */
 

@@ -12,16 +12,20 @@
 
 /* The order of locks. A pager's lock is never held over a device or store call. */
 typedef enum spw__rank {
-    SPW__RANK_PAGER = 1, /* page table, frames, counters */
-    SPW__RANK_STORE,     /* a store's queue */
-    SPW__RANK_FEED,      /* tables on their way to a GPU; held over its launches */
-    SPW__RANK_DEVICE,    /* a table of allocations */
+    SPW__RANK_REGISTRY = 1, /* the list of pagers */
+    SPW__RANK_PAGER,        /* page table, frames, counters */
+    SPW__RANK_STORE,        /* a store's queue */
+    SPW__RANK_FEED,         /* tables on their way to a GPU; held over its launches */
+    SPW__RANK_DEVICE,       /* a table of allocations */
 } spw__rank;
 
 typedef struct spw__lock {
     pthread_mutex_t mutex;
     spw__rank rank;
 } spw__lock;
+
+/* For one that lives as long as the process. */
+#define SPW__LOCK_INIT(its_rank) {PTHREAD_MUTEX_INITIALIZER, its_rank}
 
 void spw__lock_init(spw__lock *lock, spw__rank rank);
 void spw__lock_deinit(spw__lock *lock);

@@ -164,6 +164,7 @@ int spw__dev_cpu_open(const spw_device_config *config, spw_device **device)
         return SPW_EHOSTMEM;
     cpu->device.ops = &cpu_ops;
     cpu->device.host_memory = true;
+    cpu->device.ordinal = -1;
     cpu->has_cap = config->mem != 0;
     spw__lock_init(&cpu->lock, SPW__RANK_DEVICE);
     int rc = spw__arena_init(&cpu->arena, cpu->has_cap ? config->mem : physical_memory());

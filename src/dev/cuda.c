@@ -195,7 +195,7 @@ int spw__dev_cuda_open(uint32_t ordinal, const spw_device_config *config, spw_de
     spw__cuda *cuda = spw__calloc(1, sizeof *cuda);
     if (!cuda)
         return SPW_EHOSTMEM;
-    cuda->device = (spw_device){.ops = &cuda_ops, .async = true};
+    cuda->device = (spw_device){.ops = &cuda_ops, .async = true, .ordinal = (int32_t)ordinal};
     cuda->driver = driver;
     cuda->cap = config->mem;
     spw__lock_init(&cuda->lock, SPW__RANK_DEVICE);

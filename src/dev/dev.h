@@ -56,6 +56,7 @@ struct spw_device {
     spw__pool *pool;  /* threads for host loops over device memory; cpu device only, else NULL */
     bool host_memory; /* the CPU can read and write device memory: stores may do I/O to it */
     bool async;       /* operations are queued; false: they are done on return */
+    int32_t ordinal;  /* N of cuda:N; -1: not a GPU */
     uint64_t margin;  /* bytes of the capacity that state never takes */
     void *streams[SPW__DEV_STREAMS]; /* NULL unless async */
     void *kern;                      /* what kern keeps for this device, NULL if nothing */

@@ -117,6 +117,7 @@ int spw_pager_create(spw_device *device, const spw_pager_config *config, spw_pag
     }
     if (!pager->config.ring_frames)
         pager->config.ring_frames = pager->by_file ? 8 : 4;
+    spw__registry_enter(pager);
     *result = pager;
     return 0;
 }
@@ -157,6 +158,7 @@ void spw_pager_destroy(spw_pager *pager)
 {
     if (!pager)
         return;
+    spw__registry_leave(pager);
     settle(pager);
     spw__frames_free_all(pager);
     spw__dev_free(pager->device, pager->ring);

@@ -7,7 +7,8 @@
  * and by anybody's threads through spw_malloc, spw_pager_reclaim and spw_pager_reserve.
  *
  * Files: pager.c (life, statistics), sweep.c (one pass), frames.c (slabs), budget.c (who may stay),
- * reclaim.c (give back; spw_malloc), access.c (read and write a piece), check.c (the validator).
+ * reclaim.c (give back; spw_malloc), registry.c (all pagers of a GPU), access.c (read and write a
+ * piece), check.c (the validator).
  *
  * States of a page, and who moves it:
  *
@@ -132,10 +133,12 @@ struct spw_pager {
     uint64_t other_estimate; /* decayed peak of what others use, bytes */
     uint64_t budget_pages;   /* as of the last sweep */
     uint32_t reclaims_since_sweep;
-    int failed;            /* the first error of a failed sweep, 0 if none */
-    char failure[512];     /* its message */
-    bool owned;            /* an optimizer lives here */
-    spw_pager_stats stats; /* counters only; the rest is filled in on request */
+    int failed;                   /* the first error of a failed sweep, 0 if none */
+    char failure[512];            /* its message */
+    bool owned;                   /* an optimizer lives here */
+    spw_pager_stats stats;        /* counters only; the rest is filled in on request */
+    struct spw_pager *next_pager; /* registry.c's list, under its lock */
+    uint32_t n_reclaimers;        /* threads of spw_reclaim in here, likewise */
 };
 
 /* One page on the device, for the caller's arithmetic. */
@@ -187,6 +190,13 @@ uint64_t spw__budget_pages(spw_pager *pager);
 
 /* reclaim.c: gives back slabs of at least `bytes` if it can; returns what was given. */
 uint64_t spw__reclaim(spw_pager *pager, uint64_t bytes);
+
+/* reclaim.c: the same on demand: more than asked for when asked often, and counted. */
+uint64_t spw__reclaim_on_demand(spw_pager *pager, uint64_t bytes);
+
+/* registry.c: who can be found by spw_reclaim. leave() waits until nobody uses the pager. */
+void spw__registry_enter(spw_pager *pager);
+void spw__registry_leave(spw_pager *pager);
 
 /* check.c: aborts in SPW_CHECKS builds when an invariant is broken; lock held. */
 void spw__pager_check(const spw_pager *pager);

@@ -213,7 +213,7 @@ static uint64_t eager(spw_pager *pager, uint64_t bytes)
     return bytes > least ? bytes : least;
 }
 
-static uint64_t reclaim_counted(spw_pager *pager, uint64_t bytes)
+uint64_t spw__reclaim_on_demand(spw_pager *pager, uint64_t bytes)
 {
     uint64_t freed = spw__reclaim(pager, eager(pager, bytes));
     if (freed) {
@@ -229,7 +229,7 @@ int spw_pager_reclaim(spw_pager *pager, uint64_t bytes, uint64_t *freed)
 {
     if (!pager)
         return spw__error(SPW_EINVAL, "spw_pager_reclaim: pager is NULL");
-    uint64_t given = bytes ? reclaim_counted(pager, bytes) : 0;
+    uint64_t given = bytes ? spw__reclaim_on_demand(pager, bytes) : 0;
     if (freed)
         *freed = given;
     return 0;
@@ -246,7 +246,7 @@ int spw_pager_reserve(spw_pager *pager, uint64_t bytes)
     spw__lock_drop(&pager->lock);
     uint64_t unused = usage.capacity - usage.in_use;
     if (bytes > unused)
-        (void)reclaim_counted(pager, bytes - unused);
+        (void)spw__reclaim_on_demand(pager, bytes - unused);
     return 0;
 }
 
@@ -257,7 +257,7 @@ int spw_malloc(spw_pager *pager, uint64_t bytes, void **pointer)
     int rc;
     do
         rc = spw__dev_alloc(pager->device, bytes, SPW__DEV_MEMORY, pointer);
-    while (rc == SPW_ENOMEM && reclaim_counted(pager, bytes) > 0);
+    while (rc == SPW_ENOMEM && spw__reclaim_on_demand(pager, bytes) > 0);
     return rc;
 }
 
