@@ -152,7 +152,9 @@ typedef enum spw_paging {
                                mapped */
     SPW_PAGING_COPY = 1,    /* through a ring of page frames; some pages stay on the device */
     SPW_PAGING_MAPPED = 2,  /* steps read and write the store in place (ram store only) */
-    SPW_PAGING_UNIFIED = 3, /* CUDA managed memory; SPW_ENOTSUP on the cpu device */
+    SPW_PAGING_UNIFIED = 3, /* CUDA managed memory, prefetched page by page: the original mechanism.
+                               What is resident is the driver's to say: our figures for it are 0.
+                               SPW_ENOTSUP where host and device may not touch it at once */
     SPW_PAGING_OFF = 4,     /* all state stays on the device and never gives way */
 } spw_paging;
 

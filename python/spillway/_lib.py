@@ -135,6 +135,12 @@ class Pager(_Handle):
     def free(self, address):
         _library.spw_free(self._handle, _ptr(address))
 
+    def reclaim(self, size):
+        """Gives at least so much resident state back, if there is; the bytes that were given."""
+        freed = _u64()
+        _call("spw_pager_reclaim", self._handle, _u64(size), c.byref(freed))
+        return freed.value
+
     def stats(self):
         """The fields of spw_pager_stats as a dict."""
         stats = _PagerStats()

@@ -105,6 +105,14 @@ static void set_real(json_t *object, const char *key, double value)
     (void)json_object_set_new(object, key, json_real(value));
 }
 
+/* What managed memory does not let us know is null. */
+static void set_known(json_t *object, const char *key, const spw__bench_step_result *r,
+                      uint64_t value)
+{
+    bool known = r->pager.paging != SPW_PAGING_UNIFIED;
+    (void)json_object_set_new(object, key, known ? json_integer((json_int_t)value) : json_null());
+}
+
 static void set_string(json_t *object, const char *key, const char *value)
 {
     (void)json_object_set_new(object, key, json_string(value));
@@ -121,16 +129,16 @@ static json_t *to_json(const bench_request *request, const spw__bench_step_resul
     set_integer(o, "state_bytes", r->pager.state_bytes);
     set_integer(o, "page_bytes", r->pager.page_bytes);
     set_integer(o, "ring_bytes", r->pager.ring_bytes);
-    set_integer(o, "budget_bytes", r->pager.budget_bytes);
-    set_integer(o, "resident_bytes", r->pager.resident_bytes);
+    set_known(o, "budget_bytes", r, r->pager.budget_bytes);
+    set_known(o, "resident_bytes", r, r->pager.resident_bytes);
     set_integer(o, "steps", request->bench.steps);
     set_real(o, "ms_median", r->ms_median);
     set_real(o, "ms_min", r->ms_min);
     set_real(o, "ms_max", r->ms_max);
-    set_integer(o, "bytes_in", r->bytes_in);
-    set_integer(o, "bytes_out", r->bytes_out);
+    set_known(o, "bytes_in", r, r->bytes_in);
+    set_known(o, "bytes_out", r, r->bytes_out);
     set_integer(o, "bytes_cleaned", r->pager.bytes_cleaned);
-    set_integer(o, "bound_bytes", r->bound_bytes);
+    set_known(o, "bound_bytes", r, r->bound_bytes);
     set_real(o, "link_in_gbs", r->link_in_gbs);
     set_real(o, "link_out_gbs", r->link_out_gbs);
     (void)json_object_set_new(o, "probe_gbs",

@@ -250,7 +250,7 @@ static void find_limits(const spw__bench_step *bench, spw__pool *pool, const ten
 {
     double seconds = result->ms_median / 1e3;
     result->bound_bytes = 2 * (result->pager.state_bytes - result->pager.resident_bytes);
-    if (result->pager.paging == SPW_PAGING_MAPPED)
+    if (result->pager.paging == SPW_PAGING_MAPPED || result->pager.paging == SPW_PAGING_UNIFIED)
         result->bound_bytes = 0; /* the store is where the step works: nothing moves */
     result->link_in_gbs = (double)result->bytes_in / 1e9 / seconds;
     result->link_out_gbs = (double)result->bytes_out / 1e9 / seconds;

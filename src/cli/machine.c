@@ -28,9 +28,11 @@ const spw__option spw__machine_options[] = {
     {"optim", CODE_OPTIM, "adamw", "the optimizer [adamw; adam, lion, ademamix: not yet]"},
     {"state", CODE_STATE, "32bit|8bit", "how its moments are held [8bit]"},
     {"paging", CODE_PAGING, "WAY",
-     "how state moves: auto, copy, mapped, off [auto: copy with --device-mem, else mapped]\n"
+     "how state moves: auto, copy, mapped, unified, off [auto: copy on a GPU and with\n"
+     "--device-mem, else mapped]\n"
      "copy: through a ring of page frames, what fits stays on the device\n"
-     "mapped: steps work on the store in place; off: all of it stays on the device"},
+     "mapped: steps work on the store in place; off: all of it stays on the device\n"
+     "unified: CUDA managed memory, which the driver moves"},
     {"state-mem", CODE_STATE_MEM, "SIZE|N%",
      "cap on the state that stays on the device, in bytes or percent of the state [none]"},
     {"occupancy", CODE_OCCUPANCY, "F",
@@ -86,9 +88,6 @@ static int parse_paging(spw__machine *machine, const char *value)
     static const char *const words[] = {"auto", "copy", "mapped", "unified", "off", NULL};
     int index = 0;
     int rc = spw__option_word("paging", value, words, &index);
-    if (rc == 0 && index == SPW_PAGING_UNIFIED)
-        return spw__cli_usage("--paging unified: needs a GPU; on the cpu device auto, copy, mapped "
-                              "or off is allowed");
     machine->pager.paging = (spw_paging)index;
     return rc;
 }
@@ -185,6 +184,10 @@ int spw__machine_parse(spw__machine *machine, int code, const char *value)
 
 int spw__machine_check(const spw__machine *machine)
 {
+    bool on_cpu = strcmp(machine->device, "cpu") == 0;
+    if (on_cpu && machine->pager.paging == SPW_PAGING_UNIFIED)
+        return spw__cli_usage("--paging unified: needs a GPU; on the cpu device auto, copy, mapped "
+                              "or off is allowed");
     bool file = strncmp(machine->pager.store, "file:", 5) == 0;
     if (file && machine->pager.paging == SPW_PAGING_MAPPED)
         return spw__cli_usage("--paging mapped: works on a ram store only; use --paging copy with "

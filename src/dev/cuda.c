@@ -99,6 +99,13 @@ static void cuda_unpin(spw_device *device, void *memory)
     spw__cuda_leave(cuda);
 }
 
+static int cuda_prefetch(spw_device *device, void *memory, uint64_t bytes, void *stream)
+{
+    spw__cuda *cuda = cuda_of(device);
+    CUmemLocation here = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = cuda->ordinal};
+    IN_CONTEXT(cuda, cuMemPrefetchAsync(address_of(memory), bytes, here, 0, stream));
+}
+
 static void cuda_close(spw_device *device)
 {
     spw__cuda *cuda = cuda_of(device);
@@ -134,6 +141,7 @@ static const spw__dev_ops cuda_ops = {
     .stream_sync = cuda_stream_sync,
     .pin = cuda_pin,
     .unpin = cuda_unpin,
+    .prefetch = cuda_prefetch,
 };
 
 static int attribute(const spw__cuda *cuda, CUdevice_attribute which, int *value)
@@ -162,6 +170,9 @@ static int find_card(spw__cuda *cuda, uint32_t ordinal)
     if (rc == 0)
         rc = attribute(cuda, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, &value);
     cuda->n_multiprocessors = (uint32_t)value;
+    if (rc == 0)
+        rc = attribute(cuda, CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS, &value);
+    cuda->device.managed = value;
     return rc;
 }
 

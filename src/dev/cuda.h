@@ -32,6 +32,8 @@
     X(cuMemGetInfo)                                                                                \
     X(cuMemAlloc)                                                                                  \
     X(cuMemFree)                                                                                   \
+    X(cuMemAllocManaged)                                                                           \
+    X(cuMemPrefetchAsync)                                                                          \
     X(cuMemAllocHost)                                                                              \
     X(cuMemFreeHost)                                                                               \
     X(cuMemHostRegister)                                                                           \
@@ -83,8 +85,8 @@ typedef struct spw__cuda {
     spw__lock lock; /* guards all below; never held over a driver call */
     spw__cuda_block *blocks;
     size_t n_blocks, block_capacity;
-    size_t n_under_way;                 /* allocations that have room in the table and no block */
-    uint64_t memory_bytes, frame_bytes; /* of blocks, by use */
+    size_t n_under_way; /* allocations that have room in the table and no block */
+    uint64_t memory_bytes, frame_bytes, managed_bytes; /* of blocks, by use */
     uint64_t peak, other_peak;
 } spw__cuda;
 

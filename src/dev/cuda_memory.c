@@ -80,18 +80,26 @@ void spw__cuda_reset_other_peak(spw_device *device)
     note_use(cuda, 0);
 }
 
+static uint64_t *account_of(spw__cuda *cuda, spw__dev_use use)
+{
+    if (use == SPW__DEV_FRAME)
+        return &cuda->frame_bytes;
+    return use == SPW__DEV_MANAGED ? &cuda->managed_bytes : &cuda->memory_bytes;
+}
+
 /* Takes room in the account before the driver is asked, so that two threads cannot share it. */
 static int account(spw__cuda *cuda, uint64_t bytes, spw__dev_use use)
 {
     spw__lock_take(&cuda->lock);
     uint64_t ours = cuda->memory_bytes + cuda->frame_bytes;
-    bool fits = !cuda->cap || (ours <= cuda->cap && bytes <= cuda->cap - ours);
+    bool fits =
+        use == SPW__DEV_MANAGED || !cuda->cap || (ours <= cuda->cap && bytes <= cuda->cap - ours);
     int rc = fits ? spw__grow(&cuda->blocks, &cuda->block_capacity,
                               cuda->n_blocks + cuda->n_under_way + 1, sizeof *cuda->blocks)
                   : 0;
     if (fits && rc == 0) {
         cuda->n_under_way++;
-        *(use == SPW__DEV_FRAME ? &cuda->frame_bytes : &cuda->memory_bytes) += bytes;
+        *account_of(cuda, use) += bytes;
     }
     spw__lock_drop(&cuda->lock);
     if (!fits)
@@ -105,7 +113,7 @@ static int account(spw__cuda *cuda, uint64_t bytes, spw__dev_use use)
 static void discount(spw__cuda *cuda, uint64_t bytes, spw__dev_use use)
 {
     spw__lock_take(&cuda->lock);
-    *(use == SPW__DEV_FRAME ? &cuda->frame_bytes : &cuda->memory_bytes) -= bytes;
+    *account_of(cuda, use) -= bytes;
     spw__lock_drop(&cuda->lock);
 }
 
@@ -177,6 +185,9 @@ static int take(spw__cuda *cuda, spw__cuda_block *block)
         return rc;
     if (block->use == SPW__DEV_FRAME)
         rc = map_frames(cuda, block);
+    else if (block->use == SPW__DEV_MANAGED)
+        rc = SPW__CUDA_TRY(cuda,
+                           cuMemAllocManaged(&block->address, block->bytes, CU_MEM_ATTACH_GLOBAL));
     else
         rc = SPW__CUDA_TRY(cuda, cuMemAlloc(&block->address, block->bytes));
     spw__cuda_leave(cuda);

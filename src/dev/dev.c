@@ -121,6 +121,12 @@ void spw__dev_unpin(spw_device *device, void *memory)
         device->ops->unpin(device, memory);
 }
 
+int spw__dev_prefetch(spw_device *device, void *memory, uint64_t bytes, void *stream)
+{
+    spw__lock_assert_none();
+    return device->ops->prefetch(device, memory, bytes, stream);
+}
+
 void spw_device_config_default(spw_device_config *config)
 {
     *config = (spw_device_config){.size = sizeof *config};

@@ -28,8 +28,9 @@ typedef struct spw__dev_ops spw__dev_ops;
 
 /* What memory is for: decides its end of the arena and whose account it is on. */
 typedef enum spw__dev_use {
-    SPW__DEV_MEMORY, /* somebody's tensors */
-    SPW__DEV_FRAME,  /* the pager's page frames */
+    SPW__DEV_MEMORY,  /* somebody's tensors */
+    SPW__DEV_FRAME,   /* the pager's page frames */
+    SPW__DEV_MANAGED, /* CUDA managed memory: where it is, the driver knows; on nobody's account */
 } spw__dev_use;
 
 /* How much is in use, and by whom. */
@@ -56,6 +57,7 @@ struct spw_device {
     spw__pool *pool;  /* threads for host loops over device memory; cpu device only, else NULL */
     bool host_memory; /* the CPU can read and write device memory: stores may do I/O to it */
     bool async;       /* operations are queued; false: they are done on return */
+    bool managed;     /* SPW__DEV_MANAGED can be had, and touched by host and device at once */
     int32_t ordinal;  /* N of cuda:N; -1: not a GPU */
     uint64_t margin;  /* bytes of the capacity that state never takes */
     void *streams[SPW__DEV_STREAMS]; /* NULL unless async */
@@ -86,6 +88,8 @@ struct spw__dev_ops {
     int (*stream_sync)(spw_device *device, void *stream); /* likewise, for all of it */
     int (*pin)(spw_device *device, void *memory, uint64_t bytes);
     void (*unpin)(spw_device *device, void *memory);
+    /* Queues moving managed memory to the device. */
+    int (*prefetch)(spw_device *device, void *memory, uint64_t bytes, void *stream);
 };
 
 int spw__dev_alloc(spw_device *device, uint64_t bytes, spw__dev_use use, void **pointer);
@@ -111,6 +115,7 @@ int spw__dev_stream_sync(spw_device *device, void *stream);
  * kernels can reach. Page-aligned. */
 int spw__dev_pin(spw_device *device, void *memory, uint64_t bytes);
 void spw__dev_unpin(spw_device *device, void *memory);
+int spw__dev_prefetch(spw_device *device, void *memory, uint64_t bytes, void *stream);
 
 /* The kinds of device; spw_device_open picks by name. */
 int spw__dev_cpu_open(const spw_device_config *config, spw_device **device);

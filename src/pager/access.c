@@ -51,7 +51,7 @@ static int host_view(spw_pager *pager, uint64_t number, char **view)
         *view = pager->bounce;
         return rc;
     }
-    *view = spw__store_slot(pager->store, number);
+    *view = spw__pager_slot(pager, number);
     return 0;
 }
 

@@ -65,10 +65,10 @@ static int resolve_paging(spw_pager *pager)
     if (pager->by_file && pager->device->async)
         return spw__error(SPW_ENOTSUP, "a file store under the %s device: not yet, use store ram",
                           pager->device->ops->name);
-    if (*paging == SPW_PAGING_UNIFIED)
+    if (*paging == SPW_PAGING_UNIFIED && !pager->device->managed)
         return spw__error(SPW_ENOTSUP,
-                          "paging unified needs CUDA managed memory, which the %s "
-                          "device does not have: use copy or mapped",
+                          "paging unified needs CUDA managed memory with concurrent access, which "
+                          "this %s device does not have: use copy or mapped",
                           pager->device->ops->name);
     if (*paging == SPW_PAGING_MAPPED && pager->by_file)
         return spw__error(SPW_ENOTSUP, "paging mapped needs the ram store: a file cannot be "
@@ -78,7 +78,7 @@ static int resolve_paging(spw_pager *pager)
 
 static int open_store(spw_pager *pager, const spw_pager_config *config)
 {
-    if (pager->config.paging == SPW_PAGING_OFF)
+    if (pager->config.paging == SPW_PAGING_OFF || pager->config.paging == SPW_PAGING_UNIFIED)
         return 0;
     spw__store_config store = {
         .name = config->store,
@@ -163,6 +163,7 @@ void spw_pager_destroy(spw_pager *pager)
     spw__frames_free_all(pager);
     spw__dev_free(pager->device, pager->ring);
     spw__dev_unpin(pager->device, pager->pinned);
+    spw__dev_free(pager->device, pager->managed);
     destroy_events(pager);
     spw__store_close(pager->store);
     spw__unmap(pager->bounce, pager->page_bytes);
@@ -222,6 +223,18 @@ static int pin_store(spw_pager *pager, uint64_t bytes)
     return rc;
 }
 
+/* Its first touch is the host's: it rests there until a sweep prefetches it. */
+static int take_managed(spw_pager *pager, uint64_t bytes)
+{
+    void *memory;
+    int rc = spw__dev_alloc(pager->device, bytes, SPW__DEV_MANAGED, &memory);
+    if (rc < 0)
+        return rc;
+    memset(memory, 0, (size_t)bytes);
+    pager->managed = memory;
+    return 0;
+}
+
 int spw__pager_set_pages(spw_pager *pager, uint64_t page_bytes, uint64_t n_pages)
 {
     int rc = make_tables(pager, n_pages);
@@ -231,6 +244,8 @@ int spw__pager_set_pages(spw_pager *pager, uint64_t page_bytes, uint64_t n_pages
         rc = spw__store_grow(pager->store, page_bytes, n_pages);
     if (rc == 0)
         rc = pin_store(pager, page_bytes * n_pages);
+    if (rc == 0 && pager->config.paging == SPW_PAGING_UNIFIED)
+        rc = take_managed(pager, page_bytes * n_pages);
     if (rc < 0) {
         free_tables(pager);
         return rc;
@@ -318,7 +333,7 @@ int spw__pager_prepare(spw_pager *pager)
         return spw__error(SPW_EFAILED, "the pager failed earlier: %s", pager->failure);
     if (pager->config.paging == SPW_PAGING_OFF)
         return take_all_frames(pager);
-    if (pager->config.paging == SPW_PAGING_MAPPED)
+    if (pager->config.paging == SPW_PAGING_MAPPED || pager->config.paging == SPW_PAGING_UNIFIED)
         return create_events(pager);
     return pager->ring || !pager->n_pages ? 0 : take_ring(pager);
 }

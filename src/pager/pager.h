@@ -102,7 +102,8 @@ typedef struct spw__lane {
 
 struct spw_pager {
     spw_device *device;
-    spw__store *store;       /* NULL with "off" */
+    spw__store *store;       /* NULL with "off" and "unified" */
+    char *managed;           /* with "unified": all pages; else NULL */
     spw_pager_config config; /* resolved; `store` is not kept */
     bool by_file;            /* the store is not addressable */
 
@@ -133,12 +134,15 @@ struct spw_pager {
     uint64_t other_estimate; /* decayed peak of what others use, bytes */
     uint64_t budget_pages;   /* as of the last sweep */
     uint32_t reclaims_since_sweep;
-    int failed;                   /* the first error of a failed sweep, 0 if none */
-    char failure[512];            /* its message */
-    bool owned;                   /* an optimizer lives here */
-    spw_pager_stats stats;        /* counters only; the rest is filled in on request */
-    struct spw_pager *next_pager; /* registry.c's list, under its lock */
-    uint32_t n_reclaimers;        /* threads of spw_reclaim in here, likewise */
+    uint64_t reclaimed_since_sweep; /* bytes, on demand */
+    uint64_t clean_target;          /* bytes to save ahead after a sweep; async devices */
+    bool cleaned;                   /* the last sweep's end did; the sweep's thread only */
+    int failed;                     /* the first error of a failed sweep, 0 if none */
+    char failure[512];              /* its message */
+    bool owned;                     /* an optimizer lives here */
+    spw_pager_stats stats;          /* counters only; the rest is filled in on request */
+    struct spw_pager *next_pager;   /* registry.c's list, under its lock */
+    uint32_t n_reclaimers;          /* threads of spw_reclaim in here, likewise */
 };
 
 /* One page on the device, for the caller's arithmetic. */
@@ -174,6 +178,13 @@ int spw__pager_write(spw_pager *pager, uint64_t page, uint64_t offset, const voi
                      uint64_t bytes);
 
 /* --- between the pager's files --- */
+
+/* Where a page rests: host memory, or managed. Not with a file store, nor with "off". */
+static inline char *spw__pager_slot(const spw_pager *pager, uint64_t page)
+{
+    return pager->managed ? pager->managed + page * pager->page_bytes
+                          : (char *)spw__store_slot(pager->store, page);
+}
 
 /* frames.c; lock held. A free frame of a slab, or NULL. */
 void *spw__frames_take(spw_pager *pager, uint64_t page);

@@ -116,11 +116,14 @@ static void save_to_file(spw_pager *pager, const uint64_t *numbers, uint32_t n)
 static void save_slab_queued(spw_pager *pager, spw__slab *slab)
 {
     spw_device *device = pager->device;
-    int rc = spw__dev_stream_wait(device, device->streams[SPW__DEV_GIVE], pager->used);
+    void *give = device->streams[SPW__DEV_GIVE];
+    int rc = spw__dev_stream_wait(device, give, pager->used);
+    if (rc == 0)
+        rc = spw__dev_stream_wait(device, give, pager->saved); /* pages that were saved ahead */
     for (uint32_t i = 0; rc == 0 && i < slab->n_frames; i++)
         if (slab->pages[i] != SPW__NO_PAGE)
             rc = save_in_ram(pager, slab->pages[i]);
-    int synced = spw__dev_stream_sync(device, device->streams[SPW__DEV_GIVE]);
+    int synced = spw__dev_stream_sync(device, give);
     rc = rc < 0 ? rc : synced;
     for (uint32_t i = 0; i < slab->n_frames; i++)
         if (slab->pages[i] != SPW__NO_PAGE)
@@ -220,6 +223,7 @@ uint64_t spw__reclaim_on_demand(spw_pager *pager, uint64_t bytes)
         spw__lock_take(&pager->lock);
         pager->stats.reclaims++;
         pager->stats.bytes_reclaimed += freed;
+        pager->reclaimed_since_sweep += freed;
         spw__lock_drop(&pager->lock);
     }
     return freed;

@@ -312,6 +312,43 @@ static int fail(spw_pager *pager, int rc)
     return spw__error(rc, "%s", pager->failure);
 }
 
+/* Lock held. Picks busy pages of whole slabs, enough for what recent reclaims took, into the queue;
+ * they count as clean from now on. Half of it is forgotten with every step. */
+static uint64_t pick_to_clean(spw_pager *pager)
+{
+    uint64_t half = pager->clean_target / 2, taken = pager->reclaimed_since_sweep, n = 0;
+    pager->clean_target = taken > half ? taken : half;
+    pager->reclaimed_since_sweep = 0;
+    for (uint32_t i = 0; i < pager->n_slabs && n * pager->page_bytes < pager->clean_target; i++) {
+        const spw__slab *slab = &pager->slabs[i];
+        for (uint32_t j = 0; slab->memory && j < slab->n_frames; j++) {
+            if (slab->pages[j] == SPW__NO_PAGE || !pager->pages[slab->pages[j]].busy)
+                continue;
+            pager->queue[n++] = slab->pages[j];
+            pager->pages[slab->pages[j]].dirty = false;
+        }
+    }
+    return n;
+}
+
+/* The link is idle between steps: the pages that the next reclaim takes first are saved ahead, and
+ * need no transfer then. They are busy until finish() is done. */
+static int clean_ahead(spw_pager *pager)
+{
+    spw_device *device = pager->device;
+    void *out = device->streams[SPW__DEV_OUT];
+    spw__lock_take(&pager->lock);
+    uint64_t n = pick_to_clean(pager);
+    pager->stats.bytes_cleaned += n * pager->page_bytes;
+    spw__lock_drop(&pager->lock);
+    pager->cleaned = n > 0;
+    int rc = n ? spw__dev_stream_wait(device, out, pager->used) : 0;
+    for (uint64_t i = 0; rc == 0 && i < n; i++)
+        rc = spw__dev_copy(device, spw__store_slot(pager->store, pager->queue[i]),
+                           pager->pages[pager->queue[i]].memory, pager->page_bytes, out);
+    return rc; /* an error makes the pager FAILED: what is clean does not matter then */
+}
+
 /* Async devices: from here on others may wait for what was queued, and reclaim what it works on. */
 static int finish(spw_pager *pager, const spw__sweep *sweep)
 {
@@ -319,29 +356,57 @@ static int finish(spw_pager *pager, const spw__sweep *sweep)
     if (!device->async)
         return 0;
     int rc = spw__dev_event_record(device, pager->used, sweep->stream);
+    spw__lock_take(&pager->lock);
+    for (uint64_t i = 0; i < sweep->n_pages; i++)
+        if (pager->pages[sweep->pages[i]].busy)
+            pager->pages[sweep->pages[i]].dirty = true;
+    spw__lock_drop(&pager->lock);
+    int cleaned = clean_ahead(pager);
     int saved = spw__dev_event_record(device, pager->saved, device->streams[SPW__DEV_OUT]);
     spw__lock_take(&pager->lock);
-    for (uint64_t i = 0; i < sweep->n_pages; i++) {
-        spw__page *page = &pager->pages[sweep->pages[i]];
-        page->dirty = page->dirty || page->busy;
-        page->busy = false;
-    }
+    for (uint64_t i = 0; i < sweep->n_pages; i++)
+        pager->pages[sweep->pages[i]].busy = false;
     pager->sweeping = false;
     pthread_cond_broadcast(&pager->changed);
     spw__lock_drop(&pager->lock);
-    return rc < 0 ? rc : saved;
+    return rc < 0 ? rc : cleaned < 0 ? cleaned : saved;
 }
 
-static int begin(spw_pager *pager)
+static int begin(spw_pager *pager, const spw__sweep *sweep)
 {
     spw_device *device = pager->device;
     if (!device->async)
         return 0;
+    if (pager->cleaned) { /* its copies read frames that this sweep writes */
+        int rc = spw__dev_stream_wait(device, sweep->stream, pager->saved);
+        if (rc < 0)
+            return rc;
+    }
     spw__lock_take(&pager->lock);
     pager->sweeping = true;
     pager->sweeper = pthread_self();
     spw__lock_drop(&pager->lock);
     return spw__dev_stream_wait(device, device->streams[SPW__DEV_IN], pager->saved);
+}
+
+/* With managed memory: the driver moves page after page in, ahead of its update, and out again when
+ * it must. */
+static int update_prefetched(spw_pager *pager, const spw__sweep *sweep)
+{
+    spw_device *device = pager->device;
+    void *in = device->streams[SPW__DEV_IN];
+    const spw__page_view *views = pager->views;
+    int rc = spw__dev_stream_wait(device, in, pager->used);
+    for (uint64_t i = 0; rc == 0 && i < sweep->n_pages; i++) {
+        rc = spw__dev_prefetch(device, views[i].memory, pager->page_bytes, in);
+        if (rc == 0)
+            rc = spw__dev_event_record(device, pager->saved, in);
+        if (rc == 0)
+            rc = spw__dev_stream_wait(device, sweep->stream, pager->saved);
+        if (rc == 0)
+            rc = sweep->update(sweep->context, &views[i], 1, sweep->stream);
+    }
+    return rc;
 }
 
 static int sweep_in_place(spw_pager *pager, const spw__sweep *sweep)
@@ -351,12 +416,12 @@ static int sweep_in_place(spw_pager *pager, const spw__sweep *sweep)
         uint64_t number = sweep->pages[i];
         spw__page *page = &pager->pages[number];
         bool off = pager->config.paging == SPW_PAGING_OFF;
-        views[i] =
-            (spw__page_view){number, off ? page->memory : spw__store_slot(pager->store, number)};
+        views[i] = (spw__page_view){number, off ? page->memory : spw__pager_slot(pager, number)};
         if (!off)
             page->state = SPW__PAGE_STORED;
     }
-    int rc = sweep->update(sweep->context, views, sweep->n_pages, sweep->stream);
+    int rc = pager->managed ? update_prefetched(pager, sweep)
+                            : sweep->update(sweep->context, views, sweep->n_pages, sweep->stream);
     return rc < 0 ? rc : spw__dev_event_record(pager->device, pager->used, sweep->stream);
 }
 
@@ -368,7 +433,7 @@ static int sweep_by_copy(spw_pager *pager, const spw__sweep *sweep)
     spw__lock_take(&pager->lock);
     pager->budget_pages = budget;
     spw__lock_drop(&pager->lock);
-    int rc = begin(pager);
+    int rc = begin(pager, sweep);
     sort_pages(&run);
     if (rc == 0)
         rc = stream(&run);

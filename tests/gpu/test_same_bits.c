@@ -248,6 +248,8 @@ static void every_way_to_page_has_the_same_bits(void **state)
         s.device = "cuda:0";
         s.paging = SPW_PAGING_MAPPED;
         assert_equal_runs(&expected, &s);
+        s.paging = SPW_PAGING_UNIFIED;
+        assert_equal_runs(&expected, &s);
         s.paging = SPW_PAGING_COPY;
         for (int i = 0; i < 6; i++) {
             s.state_percent = percents[i % 3];
