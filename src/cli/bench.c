@@ -1,4 +1,4 @@
-/* `spillway bench step`: options in, one table or one JSON line out. */
+/* `spillway bench step` and `bench link`: options in, one table or one JSON line out. */
 #include "cli/cli.h"
 
 #include "base/error.h"
@@ -232,13 +232,100 @@ static int bench_step(int argc, char **argv)
     return status == SPW__OPTIONS_BAD ? SPW__EXIT_USAGE : run(&request);
 }
 
+/* -------------------------------------------------------------------------------------- link -- */
+
+enum { OPTION_COPY_SIZE = 512, OPTION_LINK_JSON };
+
+static const spw__option link_options[] = {
+    {"copy-size", OPTION_COPY_SIZE, "SIZE", "bytes of one copy, 4KiB to 256MiB [16MiB]"},
+    {"json", OPTION_LINK_JSON, NULL, "one object on one line"},
+    {NULL, 0, NULL, NULL},
+};
+
+static const spw__option_group link_groups[] = {
+    {"What is measured", link_options},
+    {"Where (other options of a run are not used)", spw__machine_options},
+    {NULL, NULL},
+};
+
+typedef struct link_request {
+    spw__machine machine;
+    uint64_t copy_bytes;
+    bool json;
+} link_request;
+
+static int take_link_option(link_request *request, int code, const char *value)
+{
+    switch (code) {
+    case OPTION_COPY_SIZE:
+        if (spw__option_size("copy-size", value, &request->copy_bytes) != 0)
+            return SPW__EXIT_USAGE;
+        if (request->copy_bytes < 4096 || request->copy_bytes > UINT64_C(256) << 20)
+            return spw__cli_usage("--copy-size %s: 4KiB to 256MiB is allowed", value);
+        return 0;
+    case OPTION_LINK_JSON:
+        request->json = true;
+        return 0;
+    default:
+        return spw__machine_parse(&request->machine, code, value) < 0 ? SPW__EXIT_USAGE : 0;
+    }
+}
+
+static int run_link(const link_request *request)
+{
+    spw_device *device;
+    spw_link_rates rates;
+    char size[32];
+    int rc = spw_device_open(request->machine.device, &request->machine.device_config, &device);
+    if (rc == 0) {
+        rc = spw_device_link(device, request->copy_bytes, &rates);
+        spw_device_close(device);
+    }
+    if (rc < 0)
+        return spw__cli_fail("%s", spw_last_error());
+    if (request->json)
+        (void)printf("{\"device\":\"%s\",\"copy_bytes\":%" PRIu64 ",\"in_gbs\":%.3f,"
+                     "\"out_gbs\":%.3f,\"both_gbs\":%.3f,\"device_gbs\":%.3f}\n",
+                     request->machine.device, request->copy_bytes, rates.in_gbs, rates.out_gbs,
+                     rates.both_gbs, rates.device_gbs);
+    else
+        (void)printf("link of %s, %s a copy\n  in %.2f GB/s, out %.2f GB/s, both at once %.2f "
+                     "GB/s\n  within the device %.2f GB/s, read and written\n",
+                     request->machine.device,
+                     spw__format_size(request->copy_bytes, size, sizeof size), rates.in_gbs,
+                     rates.out_gbs, rates.both_gbs, rates.device_gbs);
+    return SPW__EXIT_DONE;
+}
+
+static int bench_link(int argc, char **argv)
+{
+    link_request request = {.copy_bytes = UINT64_C(16) << 20};
+    spw__machine_default(&request.machine);
+    spw__options options;
+    spw__options_init(&options, "bench link", link_groups, argc, argv);
+    int code, status;
+    const char *value;
+    while ((status = spw__options_next(&options, &code, &value)) == SPW__OPTION)
+        if (take_link_option(&request, code, value) != 0)
+            return SPW__EXIT_USAGE;
+    if (status == SPW__OPTIONS_HELP) {
+        (void)puts("usage: spillway bench link [options]\n\n"
+                   "Copies between host and device: the limits that paging is held to.");
+        spw__options_help(link_groups);
+        return SPW__EXIT_DONE;
+    }
+    return status == SPW__OPTIONS_BAD ? SPW__EXIT_USAGE : run_link(&request);
+}
+
 int spw__cli_bench(int argc, char **argv)
 {
     if (argc >= 2 && strcmp(argv[1], "step") == 0)
         return bench_step(argc - 1, argv + 1);
+    if (argc >= 2 && strcmp(argv[1], "link") == 0)
+        return bench_link(argc - 1, argv + 1);
     if (argc >= 2 && strcmp(argv[1], "--help") == 0) {
-        (void)puts("usage: spillway bench step [options]; see spillway bench step --help");
+        (void)puts("usage: spillway bench step|link [options]; --help after either says more");
         return SPW__EXIT_DONE;
     }
-    return spw__cli_usage("bench %s: say what to measure: step", argc >= 2 ? argv[1] : "");
+    return spw__cli_usage("bench %s: say what to measure: step or link", argc >= 2 ? argv[1] : "");
 }
