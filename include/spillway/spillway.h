@@ -175,6 +175,9 @@ typedef struct spw_pager_config {
     uint32_t ring_frames; /* page frames that are always there: 3..64; 0 (default): 4 for ram,
                              8 for a file */
     uint32_t io_depth;    /* file store: requests in flight; 0 (default): 4 */
+    uint64_t pinned_mem;  /* cuda: cap on pinned host memory in bytes; a larger ram store, and one
+                             whose pinning the system refuses, is reached through a pinned ring of
+                             ring_frames pages; 0 (default): no cap */
 } spw_pager_config;
 
 SPW_API void spw_pager_config_default(spw_pager_config *config);
@@ -228,10 +231,11 @@ typedef struct spw_pager_stats {
     uint64_t bytes_cleaned;  /* of bytes written: ahead of need, between steps */
     uint64_t reclaims;       /* how often state was given back on demand */
     uint64_t bytes_reclaimed;
-    uint64_t host_bytes; /* RAM that the store holds */
-    uint64_t steps;      /* sweeps done */
-    spw_paging paging;   /* the way in use, AUTO resolved */
-    int32_t direct_io;   /* file store: 1 if the page cache is bypassed */
+    uint64_t host_bytes;   /* RAM that the store holds */
+    uint64_t pinned_bytes; /* host memory that is pinned for a GPU */
+    uint64_t steps;        /* sweeps done */
+    spw_paging paging;     /* the way in use, AUTO resolved */
+    int32_t direct_io;     /* file store: 1 if the page cache is bypassed */
 } spw_pager_stats;
 
 SPW_API int spw_pager_stats_get(spw_pager *pager, spw_pager_stats *stats);

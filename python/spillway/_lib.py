@@ -24,7 +24,7 @@ _DeviceConfig = _struct("_DeviceConfig", ("size", _u32), ("threads", _u32), ("me
 _PagerConfig = _struct(
     "_PagerConfig", ("size", _u32), ("paging", c.c_int), ("store", c.c_char_p), ("state_mem", _u64),
     ("state_percent", _f64), ("occupancy", _f64), ("page_bytes", _u64), ("host_mem", _u64),
-    ("ring_frames", _u32), ("io_depth", _u32))
+    ("ring_frames", _u32), ("io_depth", _u32), ("pinned_mem", _u64))
 _Group = _struct("_Group", ("size", _u32), ("pad", _u32), ("lr_scale", _f64), ("beta1", _f64),
                  ("beta2", _f64), ("eps", _f64), ("weight_decay", _f64))
 _OptimConfig = _struct("_OptimConfig", ("size", _u32), ("state", c.c_int),
@@ -38,7 +38,7 @@ _PagerStats = _struct(
     "_PagerStats", *[(name, _u64) for name in (
         "state_bytes", "page_bytes", "n_pages", "ring_bytes", "budget_bytes", "resident_bytes",
         "bytes_in", "bytes_out", "bytes_cleaned", "reclaims", "bytes_reclaimed", "host_bytes",
-        "steps")], ("paging", c.c_int), ("direct_io", _i32))
+        "pinned_bytes", "steps")], ("paging", c.c_int), ("direct_io", _i32))
 
 
 def _load():

@@ -18,6 +18,7 @@ enum code {
     CODE_PAGE_SIZE,
     CODE_STORE,
     CODE_HOST_MEM,
+    CODE_PINNED_MEM,
 };
 
 const spw__option spw__machine_options[] = {
@@ -41,6 +42,8 @@ const spw__option spw__machine_options[] = {
      "a power of two from 64KiB to 16MiB [state / 64, within these limits]"},
     {"store", CODE_STORE, "ram|file:PATH", "where state rests [ram]; PATH is made and unlinked"},
     {"host-mem", CODE_HOST_MEM, "SIZE", "cap on what the ram store may take [none]"},
+    {"pinned-mem", CODE_PINNED_MEM, "SIZE",
+     "on a GPU, cap on pinned host memory; past it pages pass a small pinned ring [none]"},
     {0},
 };
 
@@ -171,13 +174,15 @@ static int parse(spw__machine *machine, enum code code, const char *value)
         return parse_store(machine, value);
     case CODE_HOST_MEM:
         return spw__option_size("host-mem", value, &machine->pager.host_mem);
+    case CODE_PINNED_MEM:
+        return spw__option_size("pinned-mem", value, &machine->pager.pinned_mem);
     }
     return 0;
 }
 
 int spw__machine_parse(spw__machine *machine, int code, const char *value)
 {
-    if (code < CODE_DEVICE || code > CODE_HOST_MEM)
+    if (code < CODE_DEVICE || code > CODE_PINNED_MEM)
         return 0;
     return parse(machine, (enum code)code, value) == 0 ? 1 : -1;
 }

@@ -62,9 +62,6 @@ static int resolve_paging(spw_pager *pager)
     spw_paging *paging = &pager->config.paging;
     if (*paging == SPW_PAGING_AUTO)
         *paging = resolve_auto(pager->device, pager->by_file);
-    if (pager->by_file && pager->device->async)
-        return spw__error(SPW_ENOTSUP, "a file store under the %s device: not yet, use store ram",
-                          pager->device->ops->name);
     if (*paging == SPW_PAGING_UNIFIED && !pager->device->managed)
         return spw__error(SPW_ENOTSUP,
                           "paging unified needs CUDA managed memory with concurrent access, which "
@@ -163,6 +160,7 @@ void spw_pager_destroy(spw_pager *pager)
     spw__frames_free_all(pager);
     spw__dev_free(pager->device, pager->ring);
     spw__dev_unpin(pager->device, pager->pinned);
+    spw__bounce_close(pager);
     spw__dev_free(pager->device, pager->managed);
     destroy_events(pager);
     spw__store_close(pager->store);
@@ -211,16 +209,27 @@ static int make_tables(spw_pager *pager, uint64_t n_pages)
     return 0;
 }
 
-/* An async device copies from and to the store while the host does something else. */
+/* A store that is pinned is copied from and to while the host does something else. Where that is
+ * refused (a limit on locked memory, WSL2) or capped, pages pass a small pinned ring. */
 static int pin_store(spw_pager *pager, uint64_t bytes)
 {
+    uint64_t cap = pager->config.pinned_mem;
     if (!pager->device->async || !pager->store || pager->pinned)
         return 0;
+    pager->bounced = true;
+    if (pager->by_file)
+        return 0;
     void *memory = spw__store_slot(pager->store, 0);
-    int rc = spw__dev_pin(pager->device, memory, bytes);
+    int rc = cap && bytes > cap ? SPW_EHOSTMEM : spw__dev_pin(pager->device, memory, bytes);
     if (rc == 0)
         pager->pinned = memory;
-    return rc;
+    pager->bounced = rc < 0;
+    if (rc < 0 && pager->config.paging == SPW_PAGING_MAPPED)
+        return spw__error(SPW_ENOTSUP,
+                          "paging mapped needs %" PRIu64 " bytes of pinned host memory, which "
+                          "cannot be had: use copy",
+                          bytes);
+    return 0;
 }
 
 /* Its first touch is the host's: it rests there until a sweep prefetches it. */
@@ -287,6 +296,8 @@ static int take_ring(spw_pager *pager)
         return SPW_EHOSTMEM;
     void *ring;
     int rc = create_events(pager);
+    if (rc == 0 && pager->bounced)
+        rc = spw__bounce_open(pager);
     if (rc < 0)
         return rc;
     rc = spw__dev_alloc(pager->device, n * pager->page_bytes, SPW__DEV_FRAME, &ring);
@@ -356,6 +367,9 @@ int spw_pager_stats_get(spw_pager *pager, spw_pager_stats *stats)
     stats->budget_bytes = pager->budget_pages * pager->page_bytes;
     stats->resident_bytes = resident_pages(pager) * pager->page_bytes;
     stats->paging = pager->config.paging;
+    stats->pinned_bytes = pager->pinned    ? stats->state_bytes
+                          : pager->bounced ? pager->config.ring_frames * pager->page_bytes
+                                           : 0;
     stats->direct_io = pager->store && pager->store->direct_io;
     spw__lock_drop(&pager->lock);
     stats->host_bytes = pager->store ? spw__store_host_bytes(pager->store) : 0;

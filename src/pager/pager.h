@@ -7,6 +7,7 @@
  * and by anybody's threads through spw_malloc, spw_pager_reclaim and spw_pager_reserve.
  *
  * Files: pager.c (life, statistics), sweep.c (one pass), frames.c (slabs), budget.c (who may stay),
+ * bounce.c (through pinned memory to a store that a GPU does not reach),
  * reclaim.c (give back; spw_malloc), registry.c (all pagers of a GPU), access.c (read and write a
  * piece), check.c (the validator).
  *
@@ -98,6 +99,10 @@ typedef struct spw__lane {
     bool reading;  /* a store read is under way */
     spw__store_io io;
     void *loaded, *updated, *saved; /* events of an async device; else NULL */
+    char *host;                     /* bounced: a page of host memory; else NULL */
+    bool pinned;                    /* the device knows it */
+    bool carrying;                  /* bounced: on its way out through `host` */
+    bool writing;                   /* bounced: a store write is under way */
 } spw__lane;
 
 struct spw_pager {
@@ -130,6 +135,10 @@ struct spw_pager {
     bool sweeping;           /* async devices: a sweep is being queued, under the lock */
     pthread_t sweeper;       /* by this thread */
     void *pinned;            /* the store's memory that the device knows, NULL if none */
+    bool bounced;            /* the device does not reach the store: bounce.c carries */
+    spw__pool *carriers;     /* bounced: threads that copy; the sweep's thread only */
+    char *give_host;         /* bounced, by file: a page for reclaims */
+    bool giving;             /* it is in use; under the lock */
     uint64_t reserved;       /* spw_pager_reserve's word, under the lock */
     uint64_t other_estimate; /* decayed peak of what others use, bytes */
     uint64_t budget_pages;   /* as of the last sweep */
@@ -194,6 +203,16 @@ bool spw__frames_add_slab(spw_pager *pager, uint64_t wanted);
 void spw__frames_leave(spw_pager *pager, spw__page *page);
 /* frames.c; lock not held, nobody else uses the pager. */
 void spw__frames_free_all(spw_pager *pager);
+
+/* bounce.c; the sweep's thread, but for give. Each of a lane's transfers in the order of these. */
+int spw__bounce_open(spw_pager *pager); /* again after an error, too */
+void spw__bounce_close(spw_pager *pager);
+int spw__bounce_begin_load(spw_pager *pager, spw__lane *lane);
+int spw__bounce_end_load(spw_pager *pager, spw__lane *lane);
+int spw__bounce_begin_save(spw_pager *pager, spw__lane *lane, void *stream);
+int spw__bounce_carry_on(spw_pager *pager, spw__lane *lane); /* once the device has other work */
+int spw__bounce_end_save(spw_pager *pager, spw__lane *lane);
+int spw__bounce_give(spw_pager *pager, uint64_t number); /* a reclaim's save to a file */
 
 /* budget.c: learns from the device's use since the last sweep, then says how many pages may stay.
  */

@@ -122,7 +122,8 @@ static void save_slab_queued(spw_pager *pager, spw__slab *slab)
         rc = spw__dev_stream_wait(device, give, pager->saved); /* pages that were saved ahead */
     for (uint32_t i = 0; rc == 0 && i < slab->n_frames; i++)
         if (slab->pages[i] != SPW__NO_PAGE)
-            rc = save_in_ram(pager, slab->pages[i]);
+            rc = pager->by_file ? spw__bounce_give(pager, slab->pages[i])
+                                : save_in_ram(pager, slab->pages[i]);
     int synced = spw__dev_stream_sync(device, give);
     rc = rc < 0 ? rc : synced;
     for (uint32_t i = 0; i < slab->n_frames; i++)

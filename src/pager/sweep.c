@@ -135,10 +135,14 @@ static int end_save(spw_pager *pager, spw__lane *lane)
     if (!lane->saving)
         return 0;
     lane->saving = false;
-    if (pager->device->async)
+    if (pager->device->async && !pager->bounced)
         return spw__dev_stream_wait(pager->device, pager->device->streams[SPW__DEV_IN],
                                     lane->saved);
-    int rc = pager->by_file ? spw__store_wait(pager->store, &lane->io) : 0;
+    int rc = 0;
+    if (pager->bounced)
+        rc = spw__bounce_end_save(pager, lane);
+    else if (pager->by_file)
+        rc = spw__store_wait(pager->store, &lane->io);
     if (rc == 0)
         set_state(pager, lane->page, SPW__PAGE_STORED, false);
     return rc;
@@ -151,6 +155,8 @@ static int fill(spw_pager *pager, spw__lane *lane, bool was_zero)
     if (was_zero)
         return spw__dev_zero(pager->device, memory, pager->page_bytes, in);
     count(pager, pager->page_bytes, 0);
+    if (pager->bounced)
+        return spw__bounce_begin_load(pager, lane);
     if (pager->by_file) {
         spw__store_start_read(pager->store, &lane->io, lane->page, memory);
         lane->reading = true;
@@ -172,16 +178,18 @@ static int begin_load(sweep_run *run)
     bool was_zero = pager->pages[number].state == SPW__PAGE_ZERO;
     place(pager, number, lane->frame);
     rc = fill(pager, lane, was_zero);
-    return rc < 0 ? rc
-                  : spw__dev_event_record(pager->device, lane->loaded,
-                                          pager->device->streams[SPW__DEV_IN]);
+    if (rc < 0 || lane->reading)
+        return rc;
+    return spw__dev_event_record(pager->device, lane->loaded, pager->device->streams[SPW__DEV_IN]);
 }
 
 static int end_load(const sweep_run *run, spw__lane *lane)
 {
     spw_pager *pager = run->pager;
-    int rc = spw__dev_stream_wait(pager->device, run->sweep->stream, lane->loaded);
-    if (lane->reading) {
+    int rc = pager->bounced ? spw__bounce_end_load(pager, lane) : 0;
+    if (rc == 0)
+        rc = spw__dev_stream_wait(pager->device, run->sweep->stream, lane->loaded);
+    if (rc == 0 && lane->reading) {
         lane->reading = false;
         rc = spw__store_wait(pager->store, &lane->io);
     }
@@ -227,6 +235,8 @@ static int begin_save(const sweep_run *run, spw__lane *lane)
     set_state(pager, lane->page, SPW__PAGE_SAVING, false);
     lane->saving = true;
     count(pager, 0, pager->page_bytes);
+    if (pager->bounced)
+        return spw__bounce_begin_save(pager, lane, run->sweep->stream);
     if (pager->device->async)
         return queue_save(run, lane);
     if (!pager->by_file)
@@ -245,7 +255,11 @@ static int update_streamed(sweep_run *run)
         return rc;
     spw__page_view view = {lane->page, pager->pages[lane->page].memory};
     rc = run->sweep->update(run->sweep->context, &view, 1, run->sweep->stream);
-    return rc < 0 ? rc : begin_save(run, lane);
+    if (rc == 0)
+        rc = begin_save(run, lane);
+    if (rc == 0 && pager->bounced && run->n_updated > 1)
+        rc = spw__bounce_carry_on(pager, lane_of(run, run->n_updated - 2));
+    return rc;
 }
 
 /* -------------------------------------------------------------------------------- one pass -- */
@@ -319,6 +333,8 @@ static uint64_t pick_to_clean(spw_pager *pager)
     uint64_t half = pager->clean_target / 2, taken = pager->reclaimed_since_sweep, n = 0;
     pager->clean_target = taken > half ? taken : half;
     pager->reclaimed_since_sweep = 0;
+    if (pager->bounced)
+        return 0;
     for (uint32_t i = 0; i < pager->n_slabs && n * pager->page_bytes < pager->clean_target; i++) {
         const spw__slab *slab = &pager->slabs[i];
         for (uint32_t j = 0; slab->memory && j < slab->n_frames; j++) {

@@ -29,6 +29,8 @@ typedef struct setup {
     spw_paging paging;
     double state_percent;
     uint64_t page_bytes;
+    uint64_t pinned_mem;
+    const char *store; /* NULL: ram */
     double max_norm;
     bool bad_elements;
 } setup;
@@ -108,6 +110,8 @@ static void begin(bench *b, const setup *s)
     pager.paging = s->paging;
     pager.state_percent = s->state_percent;
     pager.page_bytes = s->page_bytes;
+    pager.pinned_mem = s->pinned_mem;
+    pager.store = s->store ? s->store : "ram";
     optim.state = s->state;
     optim.min_8bit_elements = 0;
     optim.group.weight_decay = 0.01;
@@ -254,6 +258,12 @@ static void every_way_to_page_has_the_same_bits(void **state)
         for (int i = 0; i < 6; i++) {
             s.state_percent = percents[i % 3];
             s.page_bytes = pages[i / 3];
+            s.pinned_mem = 0;
+            s.store = NULL;
+            assert_equal_runs(&expected, &s);
+            s.pinned_mem = UINT64_C(1) << 20; /* less than the state: through the pinned ring */
+            assert_equal_runs(&expected, &s);
+            s.store = "file:gpu_test_store";
             assert_equal_runs(&expected, &s);
         }
         free(expected.bytes);
@@ -261,9 +271,8 @@ static void every_way_to_page_has_the_same_bits(void **state)
 }
 
 /* What spw_malloc takes while the state is resident comes from the state, and the bits stay. */
-static void state_gives_way_to_spw_malloc(void **state)
+static void gives_way(const char *store, uint64_t pinned_mem)
 {
-    (void)state;
     bench b = {.device = NULL};
     setup s = {.device = "cuda",
                .state = SPW_STATE_32BIT,
@@ -271,6 +280,8 @@ static void state_gives_way_to_spw_malloc(void **state)
                .grad_type = SPW_FP32,
                .paging = SPW_PAGING_COPY,
                .state_percent = 100,
+               .store = store,
+               .pinned_mem = pinned_mem,
                .page_bytes = UINT64_C(64) << 10};
     spw_pager_stats stats;
     outcome before = {.bytes = NULL}, after = {.bytes = NULL};
@@ -298,12 +309,20 @@ static void state_gives_way_to_spw_malloc(void **state)
     end(&b);
 }
 
+static void state_gives_way_whatever_the_store(void **state)
+{
+    (void)state;
+    gives_way(NULL, 0);
+    gives_way(NULL, UINT64_C(1) << 20);
+    gives_way("file:gpu_test_store", 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_type_has_the_cpus_bits),
         cmocka_unit_test(every_way_to_page_has_the_same_bits),
-        cmocka_unit_test(state_gives_way_to_spw_malloc),
+        cmocka_unit_test(state_gives_way_whatever_the_store),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
