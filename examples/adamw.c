@@ -4,7 +4,7 @@
  * It fits Y = X W, W of 256 x 1024, on a device of 6 MiB. Weights and gradient take 2 MiB, AdamW's
  * moments 2 MiB. Halfway a step needs 3 MiB more, as one long sample does in real training. Plain
  * AdamW would end there. Here the moments give way to RAM, the step has its memory, and the moments
- * come back; the losses are those of a run without a spike. Build: cc adamw.c -lspillway
+ * come back; the losses are those of a run without a spike. Built with the library by `make`.
  */
 #include <spillway/spillway.h>
 #include <stdio.h>

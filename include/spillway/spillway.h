@@ -82,7 +82,8 @@ enum spw_error {
 SPW_API const char *spw_strerror(int code);
 
 /* What the last failed call of this thread had to say, one line without a newline; "" if no call
- * failed yet. Valid until the thread's next failing call. */
+ * failed yet. Valid until the thread's next call. (A call that succeeds after it got over an error
+ * of its own, as spw_malloc may, can leave that error's text.) */
 SPW_API const char *spw_last_error(void);
 
 /* "MAJOR.MINOR.PATCH". */
@@ -148,8 +149,8 @@ typedef struct spw_pager spw_pager;
 
 /* How state moves between store and device. */
 typedef enum spw_paging {
-    SPW_PAGING_AUTO = 0,    /* cuda: copy; cpu: copy when spw_device_config.mem was given, else
-                               mapped */
+    SPW_PAGING_AUTO = 0,    /* cuda: copy; cpu: copy when spw_device_config.mem or a cap on the
+                               resident set was given, or the store is a file; else mapped */
     SPW_PAGING_COPY = 1,    /* through a ring of page frames; some pages stay on the device */
     SPW_PAGING_MAPPED = 2,  /* steps read and write the store in place (ram store only) */
     SPW_PAGING_UNIFIED = 3, /* CUDA managed memory, prefetched page by page: the original mechanism.
@@ -174,7 +175,7 @@ typedef struct spw_pager_config {
     uint64_t host_mem;    /* cap on the ram store in bytes; 0 (default): none */
     uint32_t ring_frames; /* page frames that are always there: 3..64; 0 (default): 4 for ram,
                              8 for a file */
-    uint32_t io_depth;    /* file store: requests in flight; 0 (default): 4 */
+    uint32_t io_depth;    /* file store: requests in flight, at most 256; 0 (default): 4 */
     uint64_t pinned_mem;  /* cuda: cap on pinned host memory in bytes; a larger ram store, and one
                              whose pinning the system refuses, is reached through a pinned ring of
                              ring_frames pages; 0 (default): no cap */
@@ -182,7 +183,7 @@ typedef struct spw_pager_config {
 
 SPW_API void spw_pager_config_default(spw_pager_config *config);
 
-/* The size of a page that a pager with this config takes for so much state. */
+/* The size of a page that a pager with this config (NULL: the defaults) takes for so much state. */
 SPW_API uint64_t spw_pager_page_bytes(const spw_pager_config *config, uint64_t state_bytes);
 
 /* Creates a pager on a device, which must outlive it. `config` may be NULL for the defaults. No
@@ -303,7 +304,8 @@ SPW_API void spw_optim_config_default(spw_optim_config *config);
  * (SPW_EBUSY for a second). SPW_EINVAL a hyper-parameter out of range (named). */
 SPW_API int spw_optim_create(spw_pager *pager, const spw_optim_config *config, spw_optim **optim);
 
-/* Frees the optimizer; its state is gone. NULL is allowed. */
+/* Frees the optimizer; its state can no longer be reached, and its memory is freed with the pager,
+ * which takes no second optimizer. NULL is allowed. */
 SPW_API void spw_optim_destroy(spw_optim *optim);
 
 /* Adds a group of hyper-parameters; its number is returned (group 0 came with the config), or a
@@ -326,8 +328,9 @@ typedef struct spw_param {
     uint32_t pad;       /* 0 */
 } spw_param;
 
-/* Registers a parameter before the first step; returns its index (0, 1, ... in order), or a
- * negative error. SPW_EINVAL a bad field, or a step was already taken. */
+/* Registers a parameter, before the first step, norm or part of a state, which fix the layout;
+ * returns its index (0, 1, ... in order), or a negative error. SPW_EINVAL a bad field, or the
+ * layout is fixed. */
 SPW_API int64_t spw_optim_add(spw_optim *optim, const spw_param *param);
 
 /* Tells where a parameter and its gradient are now. A NULL gradient: the coming steps leave this
@@ -349,7 +352,8 @@ typedef struct spw_step {
  *
  * Non-finite gradients: with max_norm > 0 and a norm that is not finite the whole step is skipped
  * (nothing changes, no step is counted, and spw_optim_info.skipped says so); without clipping each
- * element whose gradient is not finite is skipped (its p, m and v stay), the others are updated.
+ * element whose gradient is not finite is skipped (its p, m and v stay; 8-bit m and v are carried
+ * to their block's new absmax), the others are updated.
  *
  * SPW_ENOMEM: the first step could not place the ring (or, with SPW_PAGING_OFF, the state);
  * nothing was changed, the call may be repeated. SPW_EHOSTMEM, SPW_ENOSPC: the store cannot hold
@@ -384,7 +388,7 @@ SPW_API int64_t spw_optim_part_bytes(spw_optim *optim, uint64_t index, spw_part 
 
 /* Copies a part out to host memory, or in from it, page by page, without more residency than
  * before. `bytes` must be what spw_optim_part_bytes says. Setting state is allowed before and
- * between steps. */
+ * between steps. Before the first step they take what it would: errors as spw_optim_step. */
 SPW_API int spw_optim_get_part(spw_optim *optim, uint64_t index, spw_part part, void *host,
                                uint64_t bytes);
 SPW_API int spw_optim_set_part(spw_optim *optim, uint64_t index, spw_part part, const void *host,

@@ -68,6 +68,13 @@ def _call(name, *arguments):
 def _address(tensor):
     if tensor is None:
         return None
+    dtype = str(tensor.dtype)
+    if not dtype.endswith(("float32", "bfloat16")):
+        raise TypeError(f"a tensor of {dtype}: float32 and bfloat16 are known")
+    contiguous = tensor.is_contiguous() if hasattr(tensor, "is_contiguous") else \
+        tensor.flags.c_contiguous
+    if not contiguous:
+        raise TypeError("a tensor that is not contiguous")
     return tensor.data_ptr() if hasattr(tensor, "data_ptr") else tensor.ctypes.data
 
 
@@ -170,6 +177,8 @@ class Optim(_Handle):
 
     def add(self, data, grad=None, name="", group=0):
         """Registers a tensor; returns its index."""
+        if grad is not None and _count(grad) != _count(data):
+            raise TypeError(f"a gradient of {_count(grad)} elements for a tensor of {_count(data)}")
         param = _Param(name.encode(), _address(data), _address(grad), _count(data), _is_bf16(data),
                        _is_bf16(data if grad is None else grad), group, 0)
         return _call("spw_optim_add", self._handle, c.byref(param))

@@ -8,6 +8,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 struct spw__pool {
     unsigned threads;         /* the caller included */
@@ -60,7 +61,8 @@ static unsigned usable_cores(void)
     cpu_set_t set;
     if (sched_getaffinity(0, sizeof set, &set) == 0 && CPU_COUNT(&set) > 0)
         return (unsigned)CPU_COUNT(&set);
-    return 1;
+    long online = sysconf(_SC_NPROCESSORS_ONLN); /* more cores than a cpu_set_t holds */
+    return online > 0 ? (unsigned)online : 1;
 }
 
 static int start_workers(spw__pool *pool)

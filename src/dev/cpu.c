@@ -40,7 +40,7 @@ static void cpu_close(spw_device *device)
     free(cpu);
 }
 
-/* Lock held. A request that the whole device could not serve counts as the whole device. */
+/* Lock held. Never counts more than the device has. */
 static void note_use(cpu_device *cpu, uint64_t failed_bytes)
 {
     uint64_t capacity = cpu->arena.capacity;
@@ -65,7 +65,7 @@ static int cpu_alloc(spw_device *device, uint64_t bytes, spw__dev_use use, void 
     uint64_t align = frame ? FRAME_ALIGN : MEMORY_ALIGN;
     spw__lock_take(&cpu->lock);
     int rc = spw__arena_alloc(&cpu->arena, bytes, align, frame, pointer);
-    note_use(cpu, rc < 0 && !frame ? bytes : 0);
+    note_use(cpu, rc < 0 && !frame && bytes <= cpu->arena.capacity ? bytes : 0);
     if (rc == SPW_ENOMEM)
         rc = out_of_memory(bytes, &cpu->arena);
     spw__arena_check(&cpu->arena);

@@ -40,7 +40,8 @@ typedef struct spw__dev_usage {
     uint64_t frames;     /* of in_use: SPW__DEV_FRAME */
     uint64_t peak;       /* most ever in use */
     uint64_t other_peak; /* most of in_use - frames since the last spw__dev_reset_other_peak; a
-                            failed SPW__DEV_MEMORY allocation counts as if it had succeeded */
+                            failed SPW__DEV_MEMORY allocation counts as if it had succeeded,
+                            unless it is larger than the device */
     bool has_cap;        /* the caller gave the capacity, or it is a GPU's */
 } spw__dev_usage;
 
@@ -65,7 +66,7 @@ struct spw_device {
     void (*kern_close)(spw_device *device);
 };
 
-/* The table. Required slots first; all are checked once by spw_device_open. */
+/* The table. Required slots first. */
 struct spw__dev_ops {
     const char *name;
     void (*close)(spw_device *device);

@@ -75,7 +75,7 @@ int spw_optim_create(spw_pager *pager, const spw_optim_config *config, spw_optim
     if (rc < 0)
         return rc;
     if (pager->owned)
-        return spw__error(SPW_EBUSY, "the pager has an optimizer already: create another pager");
+        return spw__error(SPW_EBUSY, "the pager has, or had, an optimizer: create another pager");
     spw_optim *optim = spw__calloc(1, sizeof *optim);
     if (!optim)
         return SPW_EHOSTMEM;
@@ -133,7 +133,10 @@ static int check_param(const spw_optim *optim, const spw_param *param)
 {
     const char *name = param->name ? param->name : "";
     if (optim->laid_out)
-        return spw__error(SPW_EINVAL, "parameter %s: a step was taken already", name);
+        return spw__error(SPW_EINVAL,
+                          "parameter %s: parameters are added before the first step, norm or "
+                          "part of a state",
+                          name);
     if (!param->data && param->n)
         return spw__error(SPW_EINVAL, "parameter %s: data is NULL", name);
     if (param->group >= optim->n_groups)

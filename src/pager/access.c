@@ -104,7 +104,10 @@ int spw__pager_write(spw_pager *pager, uint64_t number, uint64_t offset, const v
         spw__store_start_write(pager->store, &io, number, view);
         rc = spw__store_wait(pager->store, &io);
     }
-    if (rc == 0)
+    if (rc == 0) {
+        spw__lock_take(&pager->lock);
         page->state = SPW__PAGE_STORED;
+        spw__lock_drop(&pager->lock);
+    }
     return rc;
 }

@@ -25,14 +25,17 @@ static uint64_t min_u64(uint64_t a, uint64_t b)
 
 static uint64_t learn(spw_pager *pager, const spw__dev_usage *usage)
 {
-    uint64_t now = usage->in_use - usage->frames;
-    uint64_t peak = max_u64(usage->other_peak, now);
+    spw__lock_take(&pager->lock);
+    uint64_t reserved = pager->reserved;
+    uint64_t frames = pager->n_frames + (pager->ring ? pager->config.ring_frames : 0);
+    spw__lock_drop(&pager->lock);
+    /* Another pager's frames are other use. */
+    uint64_t own = min_u64(frames * pager->page_bytes, usage->frames);
+    uint64_t now = usage->in_use - own;
+    uint64_t peak = max_u64(usage->other_peak + (usage->frames - own), now);
     uint64_t estimate = pager->other_estimate;
     estimate = peak >= estimate ? peak : estimate - (estimate - peak + 1) / 2;
     pager->other_estimate = estimate;
-    spw__lock_take(&pager->lock);
-    uint64_t reserved = pager->reserved;
-    spw__lock_drop(&pager->lock);
     return max_u64(estimate, now + reserved);
 }
 

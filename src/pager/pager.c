@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { MOST_IO_DEPTH = 256 };
+
 static const uint64_t min_page_bytes = UINT64_C(64) << 10;
 static const uint64_t max_page_bytes = UINT64_C(16) << 20;
 static const uint64_t min_slab_bytes = UINT64_C(2) << 20;
@@ -43,25 +45,28 @@ static int check_config(const spw_pager_config *config)
     if (page && (page < min_page_bytes || page > max_page_bytes || (page & (page - 1))))
         return spw__error(
             SPW_EINVAL, "page size %" PRIu64 " is not a power of two from 64 KiB to 16 MiB", page);
+    if (config->io_depth > MOST_IO_DEPTH)
+        return spw__error(SPW_EINVAL, "io_depth %u is over %d", config->io_depth, MOST_IO_DEPTH);
     if (config->ring_frames && (config->ring_frames < 3 || config->ring_frames > 64))
         return spw__error(SPW_EINVAL, "ring_frames %u is not 3 to 64", config->ring_frames);
     return 0;
 }
 
-/* AUTO on the cpu device: without a cap the arena and the ram store are the same memory, so moving
- * pages between them gains nothing. */
-static spw_paging resolve_auto(spw_device *device, bool by_file)
+/* AUTO on the cpu device: without any cap the arena and the ram store are the same memory, so
+ * moving pages between them gains nothing. */
+static spw_paging resolve_auto(const spw_pager *pager)
 {
     spw__dev_usage usage;
-    spw__dev_usage_get(device, &usage);
-    return usage.has_cap || by_file ? SPW_PAGING_COPY : SPW_PAGING_MAPPED;
+    spw__dev_usage_get(pager->device, &usage);
+    bool capped = pager->config.state_mem != SPW_ALL_STATE || pager->config.state_percent >= 0;
+    return usage.has_cap || pager->by_file || capped ? SPW_PAGING_COPY : SPW_PAGING_MAPPED;
 }
 
 static int resolve_paging(spw_pager *pager)
 {
     spw_paging *paging = &pager->config.paging;
     if (*paging == SPW_PAGING_AUTO)
-        *paging = resolve_auto(pager->device, pager->by_file);
+        *paging = resolve_auto(pager);
     if (*paging == SPW_PAGING_UNIFIED && !pager->device->managed)
         return spw__error(SPW_ENOTSUP,
                           "paging unified needs CUDA managed memory with concurrent access, which "
@@ -174,7 +179,7 @@ void spw_pager_destroy(spw_pager *pager)
 
 uint64_t spw_pager_page_bytes(const spw_pager_config *config, uint64_t state_bytes)
 {
-    if (config->page_bytes)
+    if (config && config->page_bytes)
         return config->page_bytes;
     uint64_t page_bytes = min_page_bytes;
     while (page_bytes < max_page_bytes && page_bytes * 2 <= state_bytes / 64)
@@ -304,10 +309,27 @@ static int take_ring(spw_pager *pager)
     if (rc < 0)
         return spw__error(rc, "no room for the ring of %u pages of %" PRIu64 " bytes: %s", n,
                           pager->page_bytes, spw_last_error());
-    pager->ring = ring;
     for (uint32_t i = 0; i < n; i++) {
-        pager->lanes[i].frame = pager->ring + i * pager->page_bytes;
+        pager->lanes[i].frame = (char *)ring + i * pager->page_bytes;
         pager->lanes[i].page = SPW__NO_PAGE;
+    }
+    spw__lock_take(&pager->lock);
+    pager->ring = ring;
+    spw__lock_drop(&pager->lock);
+    return 0;
+}
+
+/* All frames or none. */
+static int add_all_slabs(spw_pager *pager)
+{
+    while (pager->n_frames < pager->n_pages) {
+        if (spw__frames_add_slab(pager, pager->n_pages - pager->n_frames))
+            continue;
+        int rc = spw__error(SPW_ENOMEM,
+                            "no room for %" PRIu64 " bytes of optimizer state with paging off: %s",
+                            pager->n_pages * pager->page_bytes, spw_last_error());
+        spw__frames_free_all(pager);
+        return rc;
     }
     return 0;
 }
@@ -315,13 +337,11 @@ static int take_ring(spw_pager *pager)
 /* With "off" every page gets its frame, and keeps it. */
 static int take_all_frames(spw_pager *pager)
 {
-    while (pager->n_frames < pager->n_pages)
-        if (!spw__frames_add_slab(pager, pager->n_pages - pager->n_frames))
-            return spw__error(
-                SPW_ENOMEM, "no room for %" PRIu64 " bytes of optimizer state with paging off: %s",
-                pager->n_pages * pager->page_bytes, spw_last_error());
+    int rc = add_all_slabs(pager);
+    if (rc < 0)
+        return rc;
     void *stream = pager->device->streams[SPW__DEV_GIVE];
-    int rc = create_events(pager);
+    rc = create_events(pager);
     bool filled = false;
     for (uint64_t i = 0; rc == 0 && i < pager->n_pages; i++) {
         spw__page *page = &pager->pages[i];
@@ -349,11 +369,6 @@ int spw__pager_prepare(spw_pager *pager)
     return pager->ring || !pager->n_pages ? 0 : take_ring(pager);
 }
 
-static uint64_t resident_pages(const spw_pager *pager)
-{
-    return pager->config.paging == SPW_PAGING_OFF ? pager->n_pages : pager->n_resident;
-}
-
 int spw_pager_stats_get(spw_pager *pager, spw_pager_stats *stats)
 {
     if (!pager || !stats)
@@ -365,13 +380,13 @@ int spw_pager_stats_get(spw_pager *pager, spw_pager_stats *stats)
     stats->state_bytes = pager->n_pages * pager->page_bytes;
     stats->ring_bytes = pager->ring ? pager->config.ring_frames * pager->page_bytes : 0;
     stats->budget_bytes = pager->budget_pages * pager->page_bytes;
-    stats->resident_bytes = resident_pages(pager) * pager->page_bytes;
+    stats->resident_bytes = pager->n_resident * pager->page_bytes;
     stats->paging = pager->config.paging;
     stats->pinned_bytes = pager->pinned    ? stats->state_bytes
                           : pager->bounced ? pager->config.ring_frames * pager->page_bytes
                                            : 0;
     stats->direct_io = pager->store && pager->store->direct_io;
+    stats->host_bytes = pager->store && !pager->by_file ? stats->state_bytes : 0;
     spw__lock_drop(&pager->lock);
-    stats->host_bytes = pager->store ? spw__store_host_bytes(pager->store) : 0;
     return 0;
 }

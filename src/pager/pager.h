@@ -35,9 +35,10 @@
  *   3. A page owns store slot number (its own number); the store has a slot for every page before
  *      any page may be dirty (not with "off", which has no store).
  *   4. Only RESIDENT pages are dirty or busy; busy pages are the sweep's (or access.c's) alone.
- *   5. n_resident counts the RESIDENT pages that live in slabs; n_resident_clean those not dirty.
+ *   5. n_resident counts the pages that have a frame of a slab; n_frames the slabs' frames.
  *   6. A slab that is leaving gets no new page.
- *   7. FAILED is entered only from a sweep and never left.
+ *   7. FAILED is entered only from a sweep and never left. (6 and 7 are about moments, which the
+ *      validator does not see.)
  *
  * Async devices (CUDA). A sweep only queues its work: loads on the device's IN stream, updates on
  * the caller's, saves on OUT, with events between, and returns. A page's state then says what is
@@ -87,6 +88,7 @@ typedef struct spw__slab {
     uint32_t n_frames;
     uint32_t n_used; /* frames with a page */
     bool leaving;    /* a reclaim has claimed it */
+    bool stuck;      /* a page of it could not be saved: not to be tried again by this reclaim */
 } spw__slab;
 
 #define SPW__NO_PAGE UINT64_MAX
@@ -132,7 +134,9 @@ struct spw_pager {
 
     void *used;              /* event: what the last sweep did to pages in frames is done */
     void *saved;             /* event: its saves are done */
-    bool sweeping;           /* async devices: a sweep is being queued, under the lock */
+    uint64_t bytes_given;    /* to the device, ever; under the lock */
+    uint32_t n_leaving;      /* slabs that are out of the table and not yet with the device */
+    bool sweeping;           /* a sweep is under way (async: being queued), under the lock */
     pthread_t sweeper;       /* by this thread */
     void *pinned;            /* the store's memory that the device knows, NULL if none */
     bool bounced;            /* the device does not reach the store: bounce.c carries */
@@ -221,12 +225,17 @@ uint64_t spw__budget_pages(spw_pager *pager);
 /* reclaim.c: gives back slabs of at least `bytes` if it can; returns what was given. */
 uint64_t spw__reclaim(spw_pager *pager, uint64_t bytes);
 
-/* reclaim.c: the same on demand: more than asked for when asked often, and counted. */
+/* reclaim.c: the same on demand: more than asked for when asked often, and counted. Waits for
+ * others who give, and for a sweep that holds all there is; returns what they gave if it gave
+ * nothing. */
 uint64_t spw__reclaim_on_demand(spw_pager *pager, uint64_t bytes);
+uint64_t spw__reclaim_given(spw_pager *pager); /* bytes_given */
 
 /* registry.c: who can be found by spw_reclaim. leave() waits until nobody uses the pager. */
 void spw__registry_enter(spw_pager *pager);
 void spw__registry_leave(spw_pager *pager);
+/* Asks the other pagers of the pager's device. */
+uint64_t spw__registry_reclaim(spw_pager *pager, uint64_t bytes);
 
 /* check.c: aborts in SPW_CHECKS builds when an invariant is broken; lock held. */
 void spw__pager_check(const spw_pager *pager);

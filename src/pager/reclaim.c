@@ -20,7 +20,7 @@ enum {
 /* Lock held. A slab can leave when nobody works on its pages. */
 static bool can_leave(const spw_pager *pager, const spw__slab *slab)
 {
-    if (!slab->memory || slab->leaving)
+    if (!slab->memory || slab->leaving || slab->stuck)
         return false;
     for (uint32_t i = 0; i < slab->n_frames; i++) {
         if (slab->pages[i] == SPW__NO_PAGE)
@@ -157,7 +157,8 @@ static void save_slab(spw_pager *pager, spw__slab *slab)
     save_to_file(pager, batch, n);
 }
 
-/* Lock held on entry and exit, dropped between. Returns the bytes given back. */
+/* Lock held on entry and exit, dropped between. Returns the bytes given back; 0: a page could not
+ * be saved, and the slab stays. */
 static uint64_t give_back(spw_pager *pager, spw__slab *slab)
 {
     claim(pager, slab);
@@ -165,23 +166,45 @@ static uint64_t give_back(spw_pager *pager, spw__slab *slab)
     save_slab(pager, slab);
     spw__lock_take(&pager->lock);
     slab->leaving = false;
-    if (slab->n_used)
-        return 0; /* a page could not be saved and stays */
+    slab->stuck = slab->n_used > 0;
+    pthread_cond_broadcast(&pager->changed);
+    if (slab->stuck)
+        return 0;
     spw__slab gone = *slab;
     *slab = (spw__slab){.memory = NULL};
     pager->n_frames -= gone.n_frames;
+    pager->n_leaving++;
     spw__lock_drop(&pager->lock);
     free(gone.pages);
     spw__dev_free(pager->device, gone.memory);
     spw__lock_take(&pager->lock);
+    pager->n_leaving--;
+    pager->bytes_given += gone.n_frames * pager->page_bytes;
+    pthread_cond_broadcast(&pager->changed);
     return gone.n_frames * pager->page_bytes;
 }
 
-/* Lock held. A sweep on an async device holds its pages only while it queues its work: short, and
- * worth waiting for. Its own thread cannot. */
+/* Lock held. A sweep holds pages while it works on them; they can be had when it passes on. Its own
+ * thread cannot wait for that. */
 static bool sweep_by_another(const spw_pager *pager)
 {
     return pager->sweeping && pager->n_resident && !pthread_equal(pager->sweeper, pthread_self());
+}
+
+/* Lock held. Somebody else is giving a slab back right now. */
+static bool others_give(const spw_pager *pager)
+{
+    bool leaving = pager->n_leaving > 0;
+    for (uint32_t i = 0; i < pager->n_slabs && !leaving; i++)
+        leaving = pager->slabs[i].memory && pager->slabs[i].leaving;
+    return leaving;
+}
+
+/* Lock held. */
+static void unstick(spw_pager *pager)
+{
+    for (uint32_t i = 0; i < pager->n_slabs; i++)
+        pager->slabs[i].stuck = false;
 }
 
 uint64_t spw__reclaim(spw_pager *pager, uint64_t bytes)
@@ -190,18 +213,19 @@ uint64_t spw__reclaim(spw_pager *pager, uint64_t bytes)
     if (pager->config.paging != SPW_PAGING_COPY)
         return 0;
     spw__lock_take(&pager->lock);
+    uint64_t given_before = pager->bytes_given;
     while (freed < bytes) {
         spw__pager_check(pager);
         spw__slab *slab = choose(pager);
-        if (!slab && sweep_by_another(pager)) {
+        if (slab)
+            freed += give_back(pager, slab);
+        else if (!freed && pager->bytes_given == given_before &&
+                 (others_give(pager) || sweep_by_another(pager)))
             spw__lock_wait(&pager->lock, &pager->changed);
-            continue;
-        }
-        uint64_t got = slab ? give_back(pager, slab) : 0;
-        if (!got)
+        else
             break;
-        freed += got;
     }
+    unstick(pager);
     spw__lock_drop(&pager->lock);
     return freed;
 }
@@ -217,17 +241,30 @@ static uint64_t eager(spw_pager *pager, uint64_t bytes)
     return bytes > least ? bytes : least;
 }
 
+/* What was taken on demand is not for this sweep to take again: the budget falls with it. */
 uint64_t spw__reclaim_on_demand(spw_pager *pager, uint64_t bytes)
 {
+    uint64_t before = spw__reclaim_given(pager);
     uint64_t freed = spw__reclaim(pager, eager(pager, bytes));
+    spw__lock_take(&pager->lock);
     if (freed) {
-        spw__lock_take(&pager->lock);
         pager->stats.reclaims++;
         pager->stats.bytes_reclaimed += freed;
         pager->reclaimed_since_sweep += freed;
-        spw__lock_drop(&pager->lock);
+        if (pager->n_resident < pager->budget_pages)
+            pager->budget_pages = pager->n_resident;
     }
-    return freed;
+    uint64_t given = pager->bytes_given - before;
+    spw__lock_drop(&pager->lock);
+    return freed ? freed : given; /* what others gave meanwhile is worth a try, too */
+}
+
+uint64_t spw__reclaim_given(spw_pager *pager)
+{
+    spw__lock_take(&pager->lock);
+    uint64_t given = pager->bytes_given;
+    spw__lock_drop(&pager->lock);
+    return given;
 }
 
 int spw_pager_reclaim(spw_pager *pager, uint64_t bytes, uint64_t *freed)
@@ -255,15 +292,27 @@ int spw_pager_reserve(spw_pager *pager, uint64_t bytes)
     return 0;
 }
 
+/* More than the device has is refused before state is asked for it. */
+static bool can_ever_fit(spw_pager *pager, uint64_t bytes)
+{
+    spw__dev_usage usage;
+    spw__dev_usage_get(pager->device, &usage);
+    return bytes <= usage.capacity;
+}
+
 int spw_malloc(spw_pager *pager, uint64_t bytes, void **pointer)
 {
     if (!pager || !pointer)
         return spw__error(SPW_EINVAL, "spw_malloc: pager and pointer may not be NULL");
-    int rc;
-    do
-        rc = spw__dev_alloc(pager->device, bytes, SPW__DEV_MEMORY, pointer);
-    while (rc == SPW_ENOMEM && spw__reclaim_on_demand(pager, bytes) > 0);
-    return rc;
+    for (;;) {
+        uint64_t before = spw__reclaim_given(pager);
+        int rc = spw__dev_alloc(pager->device, bytes, SPW__DEV_MEMORY, pointer);
+        if (rc != SPW_ENOMEM || !can_ever_fit(pager, bytes))
+            return rc;
+        if (!spw__reclaim_on_demand(pager, bytes) && !spw__registry_reclaim(pager, bytes) &&
+            spw__reclaim_given(pager) == before)
+            return rc;
+    }
 }
 
 void spw_free(spw_pager *pager, void *pointer)

@@ -32,33 +32,57 @@ void spw__registry_leave(spw_pager *pager)
     spw__lock_drop(&lock);
 }
 
-/* Lock held. The first from `pager` on that lives on the GPU. */
-static spw_pager *on_gpu(spw_pager *pager, int32_t ordinal)
+/* Whose pagers are asked. */
+typedef struct wanted {
+    int32_t ordinal;          /* of a GPU, or */
+    const spw_device *device; /* this device */
+    const spw_pager *but;     /* not this one; NULL: all */
+} wanted;
+
+/* Lock held. The first from `pager` on that is wanted. */
+static spw_pager *next_wanted(spw_pager *pager, const wanted *w)
 {
-    while (pager && pager->device->ordinal != ordinal)
-        pager = pager->next_pager;
-    return pager;
+    for (; pager; pager = pager->next_pager) {
+        bool here = w->device ? pager->device == w->device : pager->device->ordinal == w->ordinal;
+        if (here && pager != w->but)
+            return pager;
+    }
+    return NULL;
+}
+
+static uint64_t ask(const wanted *w, uint64_t bytes)
+{
+    uint64_t given = 0;
+    spw__lock_take(&lock);
+    for (spw_pager *p = next_wanted(first, w); p && given < bytes;) {
+        p->n_reclaimers++;
+        spw__lock_drop(&lock);
+        given += spw__reclaim_on_demand(p, bytes - given);
+        spw__lock_take(&lock);
+        p->n_reclaimers--;
+        pthread_cond_broadcast(&left);
+        p = next_wanted(p->next_pager, w);
+    }
+    spw__lock_drop(&lock);
+    return given;
+}
+
+uint64_t spw__registry_reclaim(spw_pager *pager, uint64_t bytes)
+{
+    wanted w = {.device = pager->device, .but = pager};
+    return ask(&w, bytes);
 }
 
 int spw_reclaim(int32_t ordinal, uint64_t bytes, uint64_t *freed)
 {
     static _Thread_local bool within; /* our own driver calls are not hooked, but who knows */
+    wanted w = {.ordinal = ordinal};
     uint64_t given = 0;
     if (ordinal < 0)
         return spw__error(SPW_EINVAL, "spw_reclaim: there is no GPU %d", (int)ordinal);
     if (!within) {
         within = true;
-        spw__lock_take(&lock);
-        for (spw_pager *p = on_gpu(first, ordinal); p && given < bytes;) {
-            p->n_reclaimers++;
-            spw__lock_drop(&lock);
-            given += spw__reclaim_on_demand(p, bytes - given);
-            spw__lock_take(&lock);
-            p->n_reclaimers--;
-            pthread_cond_broadcast(&left);
-            p = on_gpu(p->next_pager, ordinal);
-        }
-        spw__lock_drop(&lock);
+        given = ask(&w, bytes);
         within = false;
     }
     if (freed)

@@ -317,8 +317,11 @@ static int drain(spw_pager *pager)
     return first;
 }
 
-static int fail(spw_pager *pager, int rc)
+/* Whatever it was (a full disk, no memory for a launch): in the middle of a sweep it is not an
+ * error after which nothing has changed, so it gets the code of those that are not. */
+static int fail(spw_pager *pager)
 {
+    int rc = SPW_EIO;
     (void)snprintf(pager->failure, sizeof pager->failure, "%s", spw_last_error());
     spw__lock_take(&pager->lock);
     pager->failed = rc;
@@ -365,12 +368,18 @@ static int clean_ahead(spw_pager *pager)
     return rc; /* an error makes the pager FAILED: what is clean does not matter then */
 }
 
+static void end_sweeping(spw_pager *pager)
+{
+    spw__lock_take(&pager->lock);
+    pager->sweeping = false;
+    pthread_cond_broadcast(&pager->changed);
+    spw__lock_drop(&pager->lock);
+}
+
 /* Async devices: from here on others may wait for what was queued, and reclaim what it works on. */
-static int finish(spw_pager *pager, const spw__sweep *sweep)
+static int finish_queued(spw_pager *pager, const spw__sweep *sweep)
 {
     spw_device *device = pager->device;
-    if (!device->async)
-        return 0;
     int rc = spw__dev_event_record(device, pager->used, sweep->stream);
     spw__lock_take(&pager->lock);
     for (uint64_t i = 0; i < sweep->n_pages; i++)
@@ -382,26 +391,29 @@ static int finish(spw_pager *pager, const spw__sweep *sweep)
     spw__lock_take(&pager->lock);
     for (uint64_t i = 0; i < sweep->n_pages; i++)
         pager->pages[sweep->pages[i]].busy = false;
-    pager->sweeping = false;
-    pthread_cond_broadcast(&pager->changed);
     spw__lock_drop(&pager->lock);
     return rc < 0 ? rc : cleaned < 0 ? cleaned : saved;
+}
+
+static int finish(spw_pager *pager, const spw__sweep *sweep)
+{
+    int rc = pager->device->async ? finish_queued(pager, sweep) : 0;
+    end_sweeping(pager);
+    return rc;
 }
 
 static int begin(spw_pager *pager, const spw__sweep *sweep)
 {
     spw_device *device = pager->device;
-    if (!device->async)
-        return 0;
+    spw__lock_take(&pager->lock);
+    pager->sweeping = true;
+    pager->sweeper = pthread_self();
+    spw__lock_drop(&pager->lock);
     if (pager->cleaned) { /* its copies read frames that this sweep writes */
         int rc = spw__dev_stream_wait(device, sweep->stream, pager->saved);
         if (rc < 0)
             return rc;
     }
-    spw__lock_take(&pager->lock);
-    pager->sweeping = true;
-    pager->sweeper = pthread_self();
-    spw__lock_drop(&pager->lock);
     return spw__dev_stream_wait(device, device->streams[SPW__DEV_IN], pager->saved);
 }
 
@@ -477,7 +489,7 @@ int spw__pager_sweep(spw_pager *pager, const spw__sweep *sweep)
     bool copy = pager->config.paging == SPW_PAGING_COPY;
     rc = copy ? sweep_by_copy(pager, sweep) : sweep_in_place(pager, sweep);
     if (rc < 0)
-        return fail(pager, rc);
+        return fail(pager);
     if (copy)
         shrink_to_budget(pager);
     spw__dev_reset_other_peak(pager->device);

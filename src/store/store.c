@@ -50,7 +50,7 @@ void spw__store_close(spw__store *store)
 int spw__store_grow(spw__store *store, uint64_t slot_bytes, uint64_t n_slots)
 {
     spw__lock_assert_none();
-    if (n_slots <= store->n_slots)
+    if (n_slots <= store->n_slots && slot_bytes == store->slot_bytes)
         return 0;
     if (n_slots > INT64_MAX / slot_bytes)
         return spw__error(SPW_EINVAL, "a store cannot have %" PRIu64 " slots of %" PRIu64 " bytes",

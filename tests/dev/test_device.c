@@ -160,8 +160,11 @@ static void the_peak_of_others_counts_what_they_were_refused(void **state)
     assert_int_equal(usage_of(device).other_peak, 4096); /* frames are not others */
     assert_int_equal(spw__dev_alloc(device, 40 << 10, SPW__DEV_MEMORY, &p), SPW_ENOMEM);
     assert_int_equal(usage_of(device).other_peak, 4096 + (40 << 10));
-    assert_int_equal(spw__dev_alloc(device, UINT64_MAX, SPW__DEV_MEMORY, &p), SPW_ENOMEM);
+    assert_int_equal(spw__dev_alloc(device, 62 << 10, SPW__DEV_MEMORY, &p), SPW_ENOMEM);
     assert_int_equal(usage_of(device).other_peak, 64 << 10); /* never more than there is */
+    spw__dev_reset_other_peak(device);
+    assert_int_equal(spw__dev_alloc(device, UINT64_MAX, SPW__DEV_MEMORY, &p), SPW_ENOMEM);
+    assert_int_equal(usage_of(device).other_peak, 4096); /* nobody needs what cannot be */
     spw__dev_free(device, a);
     spw__dev_reset_other_peak(device);
     assert_int_equal(usage_of(device).other_peak, 0);

@@ -179,7 +179,12 @@ typedef struct tenant {
     world *w;
     atomic_bool stop;
     uint64_t seed;
+    int n_failed;
 } tenant;
+
+/* Of 60 pages, 4 are the ring's. Two tenants of at most 16 each leave a gap of 16 wherever they
+ * lie, if all state gives way: a request must never fail. */
+enum { TENANT_PAGES = 16 };
 
 static void *take_and_free(void *argument)
 {
@@ -188,8 +193,10 @@ static void *take_and_free(void *argument)
     while (!atomic_load(&t->stop)) {
         void *memory = NULL;
         uint64_t freed;
-        if (spw_malloc(t->w->pager, chance(&state) % (20 * PAGE_BYTES), &memory) == 0)
+        if (spw_malloc(t->w->pager, chance(&state) % (TENANT_PAGES * PAGE_BYTES), &memory) == 0)
             spw_free(t->w->pager, memory);
+        else
+            t->n_failed++;
         (void)spw_pager_reclaim(t->w->pager, chance(&state) % (4 * PAGE_BYTES), &freed);
         spw_pager_stats stats;
         (void)spw_pager_stats_get(t->w->pager, &stats);
@@ -203,7 +210,7 @@ static void sweep_beside_tenants(const char *store)
     spw_pager_config config = copy_config();
     config.store = store;
     assert_int_equal(world_open(&w, 60 * PAGE_BYTES, &config, 48), 0);
-    assert_int_equal(world_sweep(&w, ~UINT64_C(0)), 0);
+    assert_int_equal(spw__pager_prepare(w.pager), 0);
     tenant tenants[2] = {{.w = &w, .seed = 11}, {.w = &w, .seed = 22}};
     pthread_t threads[2];
     for (int i = 0; i < 2; i++)
@@ -213,7 +220,97 @@ static void sweep_beside_tenants(const char *store)
     for (int i = 0; i < 2; i++) {
         atomic_store(&tenants[i].stop, true);
         pthread_join(threads[i], NULL);
+        assert_int_equal(tenants[i].n_failed, 0);
     }
+    assert_true(world_agrees(&w));
+    world_close(&w);
+}
+
+typedef struct asker {
+    world *w;
+    pthread_barrier_t *begin, *end;
+    int rc;
+} asker;
+
+static void *ask_for_eight_pages(void *argument)
+{
+    asker *a = argument;
+    void *memory;
+    pthread_barrier_wait(a->begin);
+    a->rc = spw_malloc(a->w->pager, 8 * PAGE_BYTES, &memory);
+    pthread_barrier_wait(a->end);
+    if (a->rc == 0)
+        spw_free(a->w->pager, memory);
+    return NULL;
+}
+
+static void two_threads_ask_while_one_is_being_given(void **unused)
+{
+    (void)unused;
+    spw_pager_config config = copy_config();
+    pthread_barrier_t begin, end;
+    config.occupancy = 1;
+    for (int round = 0; round < 40; round++) {
+        world w;
+        assert_int_equal(world_open(&w, 36 * PAGE_BYTES, &config, 32), 0);
+        assert_int_equal(world_sweep(&w, ~UINT64_C(0)), 0);
+        pthread_barrier_init(&begin, NULL, 2);
+        pthread_barrier_init(&end, NULL, 2);
+        asker askers[2] = {{&w, &begin, &end, 0}, {&w, &begin, &end, 0}};
+        pthread_t threads[2];
+        for (int i = 0; i < 2; i++)
+            assert_int_equal(pthread_create(&threads[i], NULL, ask_for_eight_pages, &askers[i]), 0);
+        for (int i = 0; i < 2; i++)
+            pthread_join(threads[i], NULL);
+        assert_int_equal(askers[0].rc, 0);
+        assert_int_equal(askers[1].rc, 0);
+        pthread_barrier_destroy(&begin);
+        pthread_barrier_destroy(&end);
+        world_close(&w);
+    }
+}
+
+/* Half of the state is taken in the middle of a sweep: the sweep does not take it back. */
+static int reclaim_then_update(void *context, const spw__page_view *views, uint64_t n, void *stream)
+{
+    world *w = context;
+    static uint64_t freed;
+    if (views[0].page == 40 && !freed)
+        assert_int_equal(spw_pager_reclaim(w->pager, 24 * PAGE_BYTES, &freed), 0);
+    return update_views(context, views, n, stream);
+}
+
+static void a_sweep_does_not_take_back_what_a_reclaim_gave(void **unused)
+{
+    (void)unused;
+    world w;
+    spw_pager_config config = copy_config();
+    spw_pager_stats stats;
+    config.occupancy = 1;
+    assert_int_equal(world_open(&w, 60 * PAGE_BYTES, &config, 48), 0);
+    for (uint64_t i = 0; i < 48; i++)
+        w.list[i] = i;
+    spw__sweep sweep = {w.list, 48, reclaim_then_update, &w, NULL};
+    assert_int_equal(spw__pager_sweep(w.pager, &sweep), 0);
+    assert_int_equal(spw_pager_stats_get(w.pager, &stats), 0);
+    assert_true(stats.bytes_reclaimed >= 24 * PAGE_BYTES);
+    assert_true(stats.resident_bytes <= 48 * PAGE_BYTES - stats.bytes_reclaimed);
+    world_close(&w);
+}
+
+static void one_page_that_cannot_be_saved_does_not_keep_the_others(void **unused)
+{
+    (void)unused;
+    world w;
+    spw_pager_config config = copy_config();
+    void *memory;
+    config.occupancy = 1;
+    assert_int_equal(world_open(&w, 270 * PAGE_BYTES, &config, 256), 0);
+    assert_int_equal(world_sweep(&w, ~UINT64_C(0)), 0);
+    spw__dev_fail_copy(5);
+    assert_int_equal(spw_malloc(w.pager, 100 * PAGE_BYTES, &memory), 0);
+    spw__dev_fail_copy(0);
+    spw_free(w.pager, memory);
     assert_true(world_agrees(&w));
     world_close(&w);
 }
@@ -272,6 +369,9 @@ int main(void)
         cmocka_unit_test(off_never_gives_way),
         cmocka_unit_test(no_room_for_the_ring_may_be_tried_again),
         cmocka_unit_test(reclaim_from_other_threads_in_a_sweep),
+        cmocka_unit_test(two_threads_ask_while_one_is_being_given),
+        cmocka_unit_test(a_sweep_does_not_take_back_what_a_reclaim_gave),
+        cmocka_unit_test(one_page_that_cannot_be_saved_does_not_keep_the_others),
         cmocka_unit_test(refuses_what_makes_no_sense),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
