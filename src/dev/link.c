@@ -14,7 +14,8 @@ static const uint64_t pass_bytes = UINT64_C(1) << 30;    /* moved in a timed pas
 typedef struct link_probe {
     spw_device *device;
     uint64_t copy_bytes, n_places;
-    char *host[2];   /* in, out */
+    char *host[2]; /* in, out */
+    bool pinned[2];
     void *memory[2]; /* likewise */
 } link_probe;
 
@@ -35,6 +36,7 @@ static int open_probe(link_probe *p)
             return SPW_EHOSTMEM;
         if ((rc = spw__dev_pin(p->device, p->host[i], probe_bytes)) < 0)
             return rc;
+        p->pinned[i] = true;
     }
     return 0;
 }
@@ -42,7 +44,8 @@ static int open_probe(link_probe *p)
 static void close_probe(link_probe *p)
 {
     for (int i = 0; i < 2; i++) {
-        spw__dev_unpin(p->device, p->host[i]);
+        if (p->pinned[i])
+            spw__dev_unpin(p->device, p->host[i]);
         spw__unmap(p->host[i], probe_bytes);
         spw__dev_free(p->device, p->memory[i]);
     }

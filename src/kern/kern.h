@@ -92,7 +92,8 @@ typedef struct spw__adam_step {
     void *stream;
 } spw__adam_step;
 
-/* `norm_blocks` is what spw__kern_norm_blocks will answer at most. */
+/* `norm_blocks` is what spw__kern_norm_blocks will answer at most. Where each parameter stands is
+ * to be said by spw__kern_table_set before the first step. */
 int spw__kern_table_create(spw_device *device, uint64_t n_params, uint64_t norm_blocks,
                            spw__adam_table **table);
 void spw__kern_table_destroy(spw__adam_table *table); /* NULL is allowed; waits for its steps */

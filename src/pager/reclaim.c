@@ -126,6 +126,11 @@ static void save_slab_queued(spw_pager *pager, spw__slab *slab)
                                 : save_in_ram(pager, slab->pages[i]);
     int synced = spw__dev_stream_sync(device, give);
     rc = rc < 0 ? rc : synced;
+    if (rc <
+        0) { /* the slab may go all the same, if it has no dirty page: not under running work */
+        (void)spw__dev_event_wait(device, pager->used);
+        (void)spw__dev_event_wait(device, pager->saved);
+    }
     for (uint32_t i = 0; i < slab->n_frames; i++)
         if (slab->pages[i] != SPW__NO_PAGE)
             end_save(pager, slab->pages[i], rc);

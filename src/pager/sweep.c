@@ -409,11 +409,12 @@ static int begin(spw_pager *pager, const spw__sweep *sweep)
     pager->sweeping = true;
     pager->sweeper = pthread_self();
     spw__lock_drop(&pager->lock);
-    if (pager->cleaned) { /* its copies read frames that this sweep writes */
-        int rc = spw__dev_stream_wait(device, sweep->stream, pager->saved);
-        if (rc < 0)
-            return rc;
-    }
+    /* The last sweep may have been on another stream of the caller's. */
+    int rc = spw__dev_stream_wait(device, sweep->stream, pager->used);
+    if (rc == 0 && pager->cleaned) /* its copies read frames that this sweep writes */
+        rc = spw__dev_stream_wait(device, sweep->stream, pager->saved);
+    if (rc < 0)
+        return rc;
     return spw__dev_stream_wait(device, device->streams[SPW__DEV_IN], pager->saved);
 }
 
@@ -444,12 +445,16 @@ static int sweep_in_place(spw_pager *pager, const spw__sweep *sweep)
         uint64_t number = sweep->pages[i];
         spw__page *page = &pager->pages[number];
         bool off = pager->config.paging == SPW_PAGING_OFF;
+        spw__lock_take(&pager->lock);
+        page->state = off ? page->state : (uint8_t)SPW__PAGE_STORED;
+        spw__lock_drop(&pager->lock);
         views[i] = (spw__page_view){number, off ? page->memory : spw__pager_slot(pager, number)};
-        if (!off)
-            page->state = SPW__PAGE_STORED;
     }
-    int rc = pager->managed ? update_prefetched(pager, sweep)
-                            : sweep->update(sweep->context, views, sweep->n_pages, sweep->stream);
+    int rc = spw__dev_stream_wait(pager->device, sweep->stream, pager->used);
+    if (rc < 0)
+        return rc;
+    rc = pager->managed ? update_prefetched(pager, sweep)
+                        : sweep->update(sweep->context, views, sweep->n_pages, sweep->stream);
     return rc < 0 ? rc : spw__dev_event_record(pager->device, pager->used, sweep->stream);
 }
 
