@@ -34,7 +34,8 @@ format: ## format all C
 	@scripts/sources | xargs $(VENV)/clang-format -i
 
 bench: all ## measure, into bench/results
-	@$(VENV)/python bench/step.py
+	@scripts/setup bench
+	@python3 bench/step.py
 	@bench/store_fio.sh
 
 clean: ## remove what was built
