@@ -93,6 +93,7 @@ static void cpu_usage(spw_device *device, spw__dev_usage *usage)
     spw__lock_take(&cpu->lock);
     *usage = (spw__dev_usage){.capacity = cpu->arena.capacity,
                               .in_use = cpu->arena.in_use,
+                              .widest = spw__arena_widest_gap(&cpu->arena),
                               .frames = cpu->arena.in_use_high,
                               .peak = cpu->peak,
                               .other_peak = cpu->other_peak,

@@ -44,6 +44,8 @@ static void measure(spw__cuda *cuda, spw__dev_usage *usage)
                               .in_use = capped ? ours : total - unused,
                               .frames = cuda->frame_bytes,
                               .has_cap = true};
+    uint64_t room = usage->capacity > usage->in_use ? usage->capacity - usage->in_use : 0;
+    usage->widest = room < unused ? room : unused;
     spw__lock_drop(&cuda->lock);
 }
 

@@ -37,6 +37,7 @@ typedef enum spw__dev_use {
 typedef struct spw__dev_usage {
     uint64_t capacity;
     uint64_t in_use;
+    uint64_t widest;     /* the largest allocation that would succeed now, about */
     uint64_t frames;     /* of in_use: SPW__DEV_FRAME */
     uint64_t peak;       /* most ever in use */
     uint64_t other_peak; /* most of in_use - frames since the last spw__dev_reset_other_peak; a

@@ -297,12 +297,15 @@ int spw_pager_reserve(spw_pager *pager, uint64_t bytes)
     return 0;
 }
 
-/* More than the device has is refused before state is asked for it. */
-static bool can_ever_fit(spw_pager *pager, uint64_t bytes)
+/* How much has to be given for an allocation that failed: what the widest gap lacks. 0: it can
+ * never fit, and no state is asked for it. */
+static uint64_t lacking(spw_pager *pager, uint64_t bytes)
 {
     spw__dev_usage usage;
     spw__dev_usage_get(pager->device, &usage);
-    return bytes <= usage.capacity;
+    if (bytes > usage.capacity)
+        return 0;
+    return bytes > usage.widest ? bytes - usage.widest : 1;
 }
 
 int spw_malloc(spw_pager *pager, uint64_t bytes, void **pointer)
@@ -312,9 +315,10 @@ int spw_malloc(spw_pager *pager, uint64_t bytes, void **pointer)
     for (;;) {
         uint64_t before = spw__reclaim_given(pager);
         int rc = spw__dev_alloc(pager->device, bytes, SPW__DEV_MEMORY, pointer);
-        if (rc != SPW_ENOMEM || !can_ever_fit(pager, bytes))
+        uint64_t least = rc == SPW_ENOMEM ? lacking(pager, bytes) : 0;
+        if (!least)
             return rc;
-        if (!spw__reclaim_on_demand(pager, bytes) && !spw__registry_reclaim(pager, bytes) &&
+        if (!spw__reclaim_on_demand(pager, least) && !spw__registry_reclaim(pager, least) &&
             spw__reclaim_given(pager) == before)
             return rc;
     }

@@ -298,6 +298,29 @@ static void a_sweep_does_not_take_back_what_a_reclaim_gave(void **unused)
     world_close(&w);
 }
 
+static void an_allocation_takes_what_it_lacks_and_no_more(void **unused)
+{
+    (void)unused;
+    world w;
+    spw_pager_config config = copy_config();
+    spw_pager_stats before, after;
+    void *memory;
+    config.occupancy = 1;
+    assert_int_equal(world_open(&w, 400 * PAGE_BYTES, &config, 256), 0);
+    assert_int_equal(world_sweep(&w, ~UINT64_C(0)), 0);
+    assert_int_equal(spw_pager_stats_get(w.pager, &before), 0);
+    uint64_t gap = 400 * PAGE_BYTES - before.resident_bytes - before.ring_bytes;
+    assert_int_equal(spw_malloc(w.pager, gap + PAGE_BYTES, &memory), 0);
+    assert_int_equal(spw_pager_stats_get(w.pager, &after), 0);
+    assert_true(after.bytes_reclaimed <= 2 * w.pager->slab_frames * PAGE_BYTES);
+    spw_free(w.pager, memory);
+    uint64_t resident = after.resident_bytes;
+    assert_int_equal(spw_malloc(w.pager, 401 * PAGE_BYTES, &memory), SPW_ENOMEM);
+    assert_int_equal(spw_pager_stats_get(w.pager, &after), 0);
+    assert_int_equal(after.resident_bytes, resident); /* what can never fit takes nothing */
+    world_close(&w);
+}
+
 static void one_page_that_cannot_be_saved_does_not_keep_the_others(void **unused)
 {
     (void)unused;
@@ -371,6 +394,7 @@ int main(void)
         cmocka_unit_test(reclaim_from_other_threads_in_a_sweep),
         cmocka_unit_test(two_threads_ask_while_one_is_being_given),
         cmocka_unit_test(a_sweep_does_not_take_back_what_a_reclaim_gave),
+        cmocka_unit_test(an_allocation_takes_what_it_lacks_and_no_more),
         cmocka_unit_test(one_page_that_cannot_be_saved_does_not_keep_the_others),
         cmocka_unit_test(refuses_what_makes_no_sense),
     };
