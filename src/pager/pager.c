@@ -221,14 +221,13 @@ static int pin_store(spw_pager *pager, uint64_t bytes)
     uint64_t cap = pager->config.pinned_mem;
     if (!pager->device->async || !pager->store || pager->pinned)
         return 0;
-    pager->bounced = true;
-    if (pager->by_file)
-        return 0;
-    void *memory = spw__store_slot(pager->store, 0);
-    int rc = cap && bytes > cap ? SPW_EHOSTMEM : spw__dev_pin(pager->device, memory, bytes);
-    if (rc == 0)
-        pager->pinned = memory;
+    void *memory = pager->by_file ? NULL : spw__store_slot(pager->store, 0);
+    bool may = memory && (!cap || bytes <= cap);
+    int rc = may ? spw__dev_pin(pager->device, memory, bytes) : SPW_EHOSTMEM;
+    spw__lock_take(&pager->lock); /* another thread may be reading statistics */
+    pager->pinned = rc == 0 ? memory : NULL;
     pager->bounced = rc < 0;
+    spw__lock_drop(&pager->lock);
     if (rc < 0 && pager->config.paging == SPW_PAGING_MAPPED)
         return spw__error(SPW_ENOTSUP,
                           "paging mapped needs %" PRIu64 " bytes of pinned host memory, which "
