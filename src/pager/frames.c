@@ -54,32 +54,45 @@ static uint32_t free_entry(const spw_pager *pager)
     return i;
 }
 
-bool spw__frames_add_slab(spw_pager *pager, uint64_t wanted)
+/* Lock not held. `slab` gets its memory and its table; false: there is no room. */
+static bool take_from_device(spw_pager *pager, uint64_t wanted, spw__slab *slab)
 {
     uint32_t n = wanted < pager->slab_frames ? (uint32_t)wanted : pager->slab_frames;
-    uint64_t *pages = spw__calloc(n, sizeof *pages);
     void *memory = NULL;
-    int rc = pages ? spw__dev_alloc(pager->device, n * pager->page_bytes, SPW__DEV_FRAME, &memory)
-                   : SPW_EHOSTMEM;
-    if (rc < 0) {
-        free(pages);
+    *slab = (spw__slab){.pages = spw__calloc(n, sizeof *slab->pages), .n_frames = n};
+    if (!slab->pages ||
+        spw__dev_alloc(pager->device, n * pager->page_bytes, SPW__DEV_FRAME, &memory) < 0) {
+        free(slab->pages);
         return false;
     }
+    slab->memory = memory;
     for (uint32_t i = 0; i < n; i++)
-        pages[i] = SPW__NO_PAGE;
+        slab->pages[i] = SPW__NO_PAGE;
+    return true;
+}
+
+bool spw__frames_add_slab(spw_pager *pager, uint64_t wanted)
+{
+    spw__slab slab;
     spw__lock_take(&pager->lock);
-    uint32_t entry = free_entry(pager);
-    bool found = entry < pager->n_slabs;
-    if (found) {
-        pager->slabs[entry] = (spw__slab){.memory = memory, .pages = pages, .n_frames = n};
-        pager->n_frames += n;
-    }
+    pager->adding = true;
     spw__lock_drop(&pager->lock);
-    if (!found) {
-        spw__dev_free(pager->device, memory);
-        free(pages);
+    bool added = take_from_device(pager, wanted, &slab);
+    spw__lock_take(&pager->lock);
+    pager->adding = false;
+    uint32_t entry = free_entry(pager);
+    if (added && entry < pager->n_slabs) {
+        pager->slabs[entry] = slab;
+        pager->n_frames += slab.n_frames;
     }
-    return found;
+    pthread_cond_broadcast(&pager->changed);
+    spw__lock_drop(&pager->lock);
+    if (added && entry == pager->n_slabs) {
+        spw__dev_free(pager->device, slab.memory);
+        free(slab.pages);
+        return false;
+    }
+    return added;
 }
 
 void spw__frames_free_all(spw_pager *pager)

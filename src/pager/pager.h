@@ -136,6 +136,7 @@ struct spw_pager {
     void *saved;             /* event: its saves are done */
     uint64_t bytes_given;    /* to the device, ever; under the lock */
     uint32_t n_leaving;      /* slabs that are out of the table and not yet with the device */
+    bool adding;             /* a slab is taken from the device and not yet in the table */
     bool sweeping;           /* a sweep is under way (async: being queued), under the lock */
     pthread_t sweeper;       /* by this thread */
     void *pinned;            /* the store's memory that the device knows, NULL if none */

@@ -189,11 +189,12 @@ static uint64_t give_back(spw_pager *pager, spw__slab *slab)
     return gone.n_frames * pager->page_bytes;
 }
 
-/* Lock held. A sweep holds pages while it works on them; they can be had when it passes on. Its own
- * thread cannot wait for that. */
+/* Lock held. A sweep holds pages while it works on them, and a slab before it is in the table; they
+ * can be had when it passes on. Its own thread cannot wait for that. */
 static bool sweep_by_another(const spw_pager *pager)
 {
-    return pager->sweeping && pager->n_resident && !pthread_equal(pager->sweeper, pthread_self());
+    return pager->sweeping && (pager->n_resident || pager->adding) &&
+           !pthread_equal(pager->sweeper, pthread_self());
 }
 
 /* Lock held. Somebody else is giving a slab back right now. */
