@@ -325,7 +325,7 @@ typedef struct spw_param {
     spw_type type;
     spw_type grad_type; /* may differ from `type` */
     uint32_t group;     /* index of its group */
-    uint32_t pad;       /* 0 */
+    uint32_t bits;      /* of its state: 8 or 32 whatever its size; 0: by the optimizer's config */
 } spw_param;
 
 /* Registers a parameter, before the first step, norm or part of a state, which fix the layout;
@@ -337,6 +337,17 @@ SPW_API int64_t spw_optim_add(spw_optim *optim, const spw_param *param);
  * parameter and its state alone and touch none of its pages. */
 SPW_API int spw_optim_set_pointers(spw_optim *optim, uint64_t index, void *data, const void *grad);
 
+/* The same for all parameters at once, with the type of each gradient, which may be another than
+ * before. `places` has one for every registered parameter, in order. */
+typedef struct spw_place {
+    void *data;
+    const void *grad;
+    spw_type grad_type;
+    uint32_t pad; /* 0 */
+} spw_place;
+
+SPW_API int spw_optim_set_places(spw_optim *optim, const spw_place *places, uint64_t n);
+
 typedef struct spw_step {
     double lr;         /* learning rate of this step */
     double max_norm;   /* > 0: gradients are scaled by min(1, max_norm / (norm + 1e-6)), norm over
@@ -344,14 +355,19 @@ typedef struct spw_step {
     double grad_scale; /* gradients are multiplied by this first; 0 means 1 */
     void *stream;      /* cuda: the CUstream (cudaStream_t) that the gradients are made on and the
                           parameters are used on next, NULL the default stream; cpu: NULL */
+    const float *loss_scale; /* device memory, read when the step runs: gradients are divided by it;
+                                NULL: 1 */
+    const float *found_inf;  /* likewise: not 0 skips the whole step; NULL: 0. Both as PyTorch's
+                                torch.amp.GradScaler hands them to a fused optimizer */
 } spw_step;
 
 /* One step over all parameters that have a gradient. On the cpu device it is complete on return; on
  * a cuda device it is queued on `stream` and the host does not wait for it. Gradients are read, not
  * changed.
  *
- * Non-finite gradients: with max_norm > 0 and a norm that is not finite the whole step is skipped
- * (nothing changes, no step is counted, and spw_optim_info.skipped says so); without clipping each
+ * Non-finite gradients: with max_norm > 0 and a norm that is not finite, and where *found_inf says
+ * so, the whole step is skipped (nothing changes, no step is counted, and spw_optim_info.skipped
+ * says so); without clipping each
  * element whose gradient is not finite is skipped (its p, m and v stay; 8-bit m and v are carried
  * to their block's new absmax), the others are updated.
  *

@@ -72,13 +72,20 @@ SPW__INLINE void spw__adam_advance(spw__adam_progress *progress, const spw__adam
     progress->beta2_power *= hyper->beta2;
 }
 
-/* What clipping makes of the gradients' norm; `verdict->skip` if it is not finite. */
-SPW__INLINE void spw__adam_judge(spw__adam_verdict *verdict, double norm, double grad_scale,
-                                 double max_norm)
+/* What a step is told of its gradients: their scale, and whether one is known not to be finite. */
+SPW__INLINE void spw__adam_open(spw__adam_verdict *verdict, double grad_scale,
+                                const float *loss_scale, const float *found_inf)
 {
-    verdict->grad_norm = norm * grad_scale;
-    verdict->factor = grad_scale * spw__clip_factor(verdict->grad_norm, max_norm);
-    verdict->skip = !(fabs(verdict->grad_norm) <= 1.7976931348623157e308);
+    verdict->factor = loss_scale ? grad_scale / (double)*loss_scale : grad_scale;
+    verdict->skip = found_inf && *found_inf != 0.0f;
+}
+
+/* What clipping makes of the gradients' norm; `verdict->skip` if it is not finite. */
+SPW__INLINE void spw__adam_judge(spw__adam_verdict *verdict, double norm, double max_norm)
+{
+    verdict->grad_norm = norm * verdict->factor;
+    verdict->factor *= spw__clip_factor(verdict->grad_norm, max_norm);
+    verdict->skip |= !(fabs(verdict->grad_norm) <= 1.7976931348623157e308);
 }
 
 /* ------------------------------------------------------------------------------ an element -- */

@@ -40,7 +40,7 @@ typedef struct spw__adam_verdict {
     double factor;    /* gradients are multiplied by it: scale and clip together */
     uint64_t steps;   /* taken, skipped ones not counted */
     uint64_t skipped;
-    uint64_t skip; /* this step changes nothing: its norm is not finite */
+    uint64_t skip; /* this step changes nothing: its norm is not finite, or it was told so */
 } spw__adam_verdict;
 
 /* What is computed once a step for each parameter, in double, then rounded. */
@@ -87,8 +87,10 @@ typedef struct spw__adam_step {
     const spw__adam_hyper *hyper;   /* [n_params], read before the call returns */
     const spw__norm_run *norm_runs; /* [n_norm_runs], likewise; used if max_norm > 0 */
     uint64_t n_norm_runs;
-    double max_norm;   /* 0: no clipping */
-    double grad_scale; /* not 0 */
+    double max_norm;         /* 0: no clipping */
+    double grad_scale;       /* not 0 */
+    const float *loss_scale; /* device memory, NULL: 1; gradients are divided by it */
+    const float *found_inf;  /* device memory, NULL: 0; the step is skipped if it is not 0 */
     void *stream;
 } spw__adam_step;
 

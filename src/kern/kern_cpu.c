@@ -227,12 +227,11 @@ static int cpu_table_begin(spw__adam_table *table, const spw__adam_step *step)
 {
     cpu_table *cpu = (cpu_table *)table;
     spw__adam_verdict *verdict = &cpu->verdict;
-    verdict->factor = step->grad_scale;
-    verdict->skip = 0;
+    spw__adam_open(verdict, step->grad_scale, step->loss_scale, step->found_inf);
     if (step->max_norm > 0) {
         double norm;
         (void)cpu_norm(table, step->norm_runs, step->n_norm_runs, &norm);
-        spw__adam_judge(verdict, norm, step->grad_scale, step->max_norm);
+        spw__adam_judge(verdict, norm, step->max_norm);
     }
     table->skips = verdict->skip;
     verdict->steps += !verdict->skip;

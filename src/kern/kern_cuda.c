@@ -429,7 +429,9 @@ static int queue_begin(cuda_table *table, const spw__adam_step *step)
                                 .n_params = n,
                                 .n_tensors = step->n_norm_runs,
                                 .max_norm = step->max_norm,
-                                .grad_scale = step->grad_scale};
+                                .grad_scale = step->grad_scale,
+                                .loss_scale = step->loss_scale,
+                                .found_inf = step->found_inf};
     rc = send_buffer(kern, buffer, n * sizeof *step->hyper, step->stream);
     if (rc == 0)
         rc = start(kern, (launch){kern->begin, 1, SPW__GPU_NORM_THREADS, &args, step->stream});

@@ -144,9 +144,19 @@ static int check_param(const spw_optim *optim, const spw_param *param)
     if ((unsigned)param->type > SPW_BF16 || (unsigned)param->grad_type > SPW_BF16)
         return spw__error(SPW_EINVAL, "parameter %s: type %d or %d is none of spw_type", name,
                           (int)param->type, (int)param->grad_type);
+    if (param->bits != 0 && param->bits != 8 && param->bits != 32)
+        return spw__error(SPW_EINVAL, "parameter %s: state of %u bits: 8, 32, or 0", name,
+                          param->bits);
     if (param->n > UINT64_MAX / 64)
         return spw__error(SPW_EINVAL, "parameter %s: %" PRIu64 " elements", name, param->n);
     return 0;
+}
+
+static bool is_8bit(const spw_optim_config *config, const spw_param *param)
+{
+    if (param->bits)
+        return param->bits == 8;
+    return config->state == SPW_STATE_8BIT && param->n >= config->min_8bit_elements;
 }
 
 int64_t spw_optim_add(spw_optim *optim, const spw_param *param)
@@ -162,8 +172,6 @@ int64_t spw_optim_add(spw_optim *optim, const spw_param *param)
     char *name = spw__strdup(param->name ? param->name : "");
     if (!name)
         return SPW_EHOSTMEM;
-    bool is_8bit =
-        optim->config.state == SPW_STATE_8BIT && param->n >= optim->config.min_8bit_elements;
     optim->params[optim->n_params] = (spw__param){
         .name = name,
         .data = param->data,
@@ -173,7 +181,7 @@ int64_t spw_optim_add(spw_optim *optim, const spw_param *param)
         .type = param->type,
         .grad_type = param->grad_type,
         .group = param->group,
-        .is_8bit = is_8bit,
+        .is_8bit = is_8bit(&optim->config, param),
     };
     return (int64_t)optim->n_params++;
 }
@@ -195,6 +203,33 @@ int spw_optim_set_pointers(spw_optim *optim, uint64_t index, void *data, const v
     optim->params[index].data = data;
     optim->params[index].grad = grad;
     return 0;
+}
+
+static int check_place(const spw__param *param, const spw_place *place)
+{
+    if (!place->data && param->n)
+        return spw__error(SPW_EINVAL, "parameter %s: data is NULL", param->name);
+    if ((unsigned)place->grad_type > SPW_BF16)
+        return spw__error(SPW_EINVAL, "parameter %s: type %d is none of spw_type", param->name,
+                          (int)place->grad_type);
+    return 0;
+}
+
+int spw_optim_set_places(spw_optim *optim, const spw_place *places, uint64_t n)
+{
+    if (!optim || !places)
+        return spw__error(SPW_EINVAL, "spw_optim_set_places: optim and places may not be NULL");
+    if (n != optim->n_params)
+        return spw__error(SPW_EINVAL, "%" PRIu64 " places for %zu parameters", n, optim->n_params);
+    int rc = 0;
+    for (uint64_t i = 0; rc == 0 && i < n; i++)
+        rc = check_place(&optim->params[i], &places[i]);
+    for (uint64_t i = 0; rc == 0 && i < n; i++) {
+        optim->params[i].data = places[i].data;
+        optim->params[i].grad = places[i].grad;
+        optim->params[i].grad_type = places[i].grad_type;
+    }
+    return rc;
 }
 
 int spw_optim_get_step(spw_optim *optim, uint64_t index, uint64_t *step)

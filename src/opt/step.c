@@ -58,6 +58,8 @@ static int begin(spw_optim *optim, const spw_step *step)
                             .n_norm_runs = step->max_norm > 0 ? fill_norm_runs(optim) : 0,
                             .max_norm = step->max_norm,
                             .grad_scale = step->grad_scale != 0 ? step->grad_scale : 1,
+                            .loss_scale = step->loss_scale,
+                            .found_inf = step->found_inf,
                             .stream = step->stream};
     return spw__kern_table_begin(optim->table, &begun);
 }

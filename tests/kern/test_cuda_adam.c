@@ -318,6 +318,35 @@ static void a_step_with_a_bad_norm_changes_nothing(void **state)
     close_pair(&w);
 }
 
+static void a_loss_scale_and_found_inf_are_read_on_the_device(void **state)
+{
+    (void)state;
+    pair w;
+    open_pair(&w, 0, 0);
+    void *memory;
+    assert_int_equal(spw__dev_alloc(w.cuda, 2 * sizeof(float), SPW__DEV_MEMORY, &memory), 0);
+    for (int i = 0; i < 2; i++) {
+        float told[2] = {512.0f, (float)i};
+        assert_int_equal(spw__dev_copy_now(w.cuda, memory, told, sizeof told), 0);
+        spw__adam_step step = {.hyper = w.hyper,
+                               .norm_runs = w.norm_runs[0],
+                               .n_norm_runs = w.n,
+                               .max_norm = 1.0,
+                               .grad_scale = 0.5,
+                               .loss_scale = &told[0],
+                               .found_inf = &told[1]};
+        assert_int_equal(spw__kern_table_begin(w.cpu_table, &step), 0);
+        step.norm_runs = w.norm_runs[1];
+        step.loss_scale = memory;
+        step.found_inf = (float *)memory + 1;
+        assert_int_equal(spw__kern_table_begin(w.cuda_table, &step), 0);
+        assert_same_tables(&w);
+        assert_true(spw__kern_table_skips(w.cpu_table) == (i == 1));
+    }
+    spw__dev_free(w.cuda, memory);
+    close_pair(&w);
+}
+
 static void more_runs_than_a_buffer_holds(void **state)
 {
     (void)state;
@@ -485,6 +514,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_type_and_size_has_the_cpus_bits),
         cmocka_unit_test(a_step_with_a_bad_norm_changes_nothing),
+        cmocka_unit_test(a_loss_scale_and_found_inf_are_read_on_the_device),
         cmocka_unit_test(more_runs_than_a_buffer_holds),
         cmocka_unit_test(progress_can_be_set_behind_a_step),
         cmocka_unit_test(steps_queue_up),

@@ -353,6 +353,99 @@ static void groups_scale_the_learning_rate(void **unused)
     rig_close(&r);
 }
 
+/* As torch.amp.GradScaler uses them: a scale and a verdict that lie on the device. */
+static void a_loss_scale_is_divided_out_and_found_inf_skips(void **unused)
+{
+    (void)unused;
+    setup s = default_setup();
+    rig plain, scaled;
+    rig_open(&plain, &s);
+    rig_open(&scaled, &s);
+    float loss_scale = 1024, found_inf = 0;
+    spw_step told = {.lr = 1e-2, .loss_scale = &loss_scale, .found_inf = &found_inf};
+    for (int i = 0; i < 3; i++) {
+        fill_gradients(&plain);
+        fill_gradients(&scaled);
+        for (int t = 0; t < N_TENSORS; t++)
+            for (uint64_t k = 0; k < sizes[t]; k++)
+                scaled.g[t][k] *= loss_scale;
+        assert_int_equal(spw_optim_step(plain.optim, &(spw_step){.lr = 1e-2}), 0);
+        assert_int_equal(spw_optim_step(scaled.optim, &told), 0);
+    }
+    size_t bytes;
+    char *expected = everything(&plain, &bytes), *got = everything(&scaled, &bytes);
+    assert_memory_equal(expected, got, bytes);
+    free(got);
+    found_inf = 1;
+    assert_int_equal(spw_optim_step(scaled.optim, &told), 0);
+    got = everything(&scaled, &bytes);
+    assert_memory_equal(expected, got, bytes);
+    spw_optim_info info;
+    assert_int_equal(spw_optim_info_get(scaled.optim, &info), 0);
+    assert_int_equal(info.skipped, 1);
+    assert_int_equal(info.steps, 3);
+    free(expected);
+    free(got);
+    rig_close(&plain);
+    rig_close(&scaled);
+}
+
+/* 8-bit state for a small tensor and 32-bit for a large one, when the parameter asks for it. */
+static void a_parameter_may_say_its_states_bits(void **unused)
+{
+    (void)unused;
+    setup s = default_setup();
+    s.state = SPW_STATE_8BIT;
+    rig r;
+    rig_open(&r, &s);
+    static float p[8192], g[8192];
+    spw_param param = {.name = "b", .data = p, .grad = g, .n = 100, .bits = 8};
+    int64_t small = spw_optim_add(r.optim, &param);
+    param.n = 8192;
+    param.bits = 32;
+    int64_t large = spw_optim_add(r.optim, &param);
+    assert_true(small >= 0 && large >= 0);
+    assert_int_equal(spw_optim_part_bytes(r.optim, (uint64_t)small, SPW_PART_M), 100);
+    assert_int_equal(spw_optim_part_bytes(r.optim, (uint64_t)small, SPW_PART_ABSMAX_M), 4);
+    assert_int_equal(spw_optim_part_bytes(r.optim, (uint64_t)large, SPW_PART_M), 8192 * 4);
+    param.bits = 4;
+    assert_int_equal(spw_optim_add(r.optim, &param), SPW_EINVAL);
+    rig_close(&r);
+}
+
+static void places_move_all_tensors_at_once(void **unused)
+{
+    (void)unused;
+    setup s = default_setup();
+    rig r;
+    rig_open(&r, &s);
+    fill_gradients(&r);
+    spw_place places[N_TENSORS];
+    for (int t = 0; t < N_TENSORS; t++)
+        places[t] = (spw_place){.data = r.p[t]};
+    static float p[64];
+    static uint16_t g[64];
+    for (int i = 0; i < 64; i++)
+        g[i] = 0x3F80; /* 1 in bf16 */
+    int moved = -1;
+    for (int t = 0; t < N_TENSORS; t++)
+        if (sizes[t] && sizes[t] <= 64)
+            moved = t;
+    assert_true(moved >= 0);
+    places[moved] = (spw_place){.data = p, .grad = g, .grad_type = SPW_BF16};
+    assert_int_equal(spw_optim_set_places(r.optim, places, N_TENSORS - 1), SPW_EINVAL);
+    assert_int_equal(spw_optim_set_places(r.optim, places, N_TENSORS), 0);
+    float before = r.p[0][0];
+    assert_int_equal(spw_optim_step(r.optim, &(spw_step){.lr = 1e-2}), 0);
+    assert_true(r.p[0][0] == before);
+    for (uint64_t i = 0; i < sizes[moved]; i++)
+        assert_true(p[i] < 0);
+    places[moved].grad_type = (spw_type)7;
+    places[0].data = NULL;
+    assert_int_equal(spw_optim_set_places(r.optim, places, N_TENSORS), SPW_EINVAL);
+    rig_close(&r);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -362,6 +455,9 @@ int main(void)
         cmocka_unit_test(no_gradient_leaves_a_parameter_alone),
         cmocka_unit_test(a_norm_that_is_not_finite_skips_the_step),
         cmocka_unit_test(an_element_that_is_not_finite_is_skipped),
+        cmocka_unit_test(a_loss_scale_is_divided_out_and_found_inf_skips),
+        cmocka_unit_test(a_parameter_may_say_its_states_bits),
+        cmocka_unit_test(places_move_all_tensors_at_once),
         cmocka_unit_test(out_of_memory_at_the_first_step_loses_nothing),
         cmocka_unit_test(refuses_bad_arguments),
         cmocka_unit_test(groups_scale_the_learning_rate),

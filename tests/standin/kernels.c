@@ -214,16 +214,19 @@ static void touch_begin(const standin_launch *launch, standin_touches *t)
     standin__touch(t, args->verdict, sizeof *args->verdict, true);
     if (args->max_norm > 0)
         standin__touch(t, args->tensors, args->n_tensors * sizeof(double), false);
+    if (args->loss_scale)
+        standin__touch(t, args->loss_scale, sizeof *args->loss_scale, false);
+    if (args->found_inf)
+        standin__touch(t, args->found_inf, sizeof *args->found_inf, false);
 }
 
 static spw__adam_verdict judge(const spw__gpu_begin_args *args)
 {
     spw__adam_verdict verdict = *args->verdict;
-    verdict.factor = args->grad_scale;
-    verdict.skip = 0;
+    spw__adam_open(&verdict, args->grad_scale, args->loss_scale, args->found_inf);
     if (args->max_norm > 0) {
         double norm = sqrt(sum_tensors(args->tensors, args->n_tensors));
-        spw__adam_judge(&verdict, norm, args->grad_scale, args->max_norm);
+        spw__adam_judge(&verdict, norm, args->max_norm);
     }
     verdict.steps += !verdict.skip;
     verdict.skipped += verdict.skip;

@@ -59,6 +59,7 @@ typedef struct spw__gpu_begin_args {
     const double *tensors; /* sums of squares */
     uint64_t n_params, n_tensors;
     double max_norm, grad_scale;
+    const float *loss_scale, *found_inf; /* NULL: not given */
 } spw__gpu_begin_args;
 
 #endif

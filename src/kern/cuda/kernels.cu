@@ -46,10 +46,9 @@ extern "C" __global__ void __launch_bounds__(SPW__GPU_NORM_THREADS)
     double total = args.max_norm > 0 ? sum_tensors(args.tensors, args.n_tensors) : 0;
     if (threadIdx.x == 0) {
         verdict = *args.verdict;
-        verdict.factor = args.grad_scale;
-        verdict.skip = 0;
+        spw__adam_open(&verdict, args.grad_scale, args.loss_scale, args.found_inf);
         if (args.max_norm > 0)
-            spw__adam_judge(&verdict, sqrt(total), args.grad_scale, args.max_norm);
+            spw__adam_judge(&verdict, sqrt(total), args.max_norm);
         verdict.steps += !verdict.skip;
         verdict.skipped += verdict.skip;
         *args.verdict = verdict;
