@@ -30,8 +30,10 @@ _Group = _struct("_Group", ("size", _u32), ("pad", _u32), ("lr_scale", _f64), ("
 _OptimConfig = _struct("_OptimConfig", ("size", _u32), ("state", c.c_int),
                        ("min_8bit_elements", _u64), ("group", _Group))
 _Param = _struct("_Param", ("name", c.c_char_p), ("data", _ptr), ("grad", _ptr), ("n", _u64),
-                 ("type", c.c_int), ("grad_type", c.c_int), ("group", _u32), ("pad", _u32))
-_Step = _struct("_Step", ("lr", _f64), ("max_norm", _f64), ("grad_scale", _f64), ("stream", _ptr))
+                 ("type", c.c_int), ("grad_type", c.c_int), ("group", _u32), ("bits", _u32))
+Place = _struct("Place", ("data", _ptr), ("grad", _ptr), ("grad_type", c.c_int), ("pad", _u32))
+_Step = _struct("_Step", ("lr", _f64), ("max_norm", _f64), ("grad_scale", _f64), ("stream", _ptr),
+                ("loss_scale", _ptr), ("found_inf", _ptr))
 _Info = _struct("_Info", ("n_params", _u64), ("n_elements", _u64), ("steps", _u64),
                 ("skipped", _u64), ("grad_norm", _f64))
 _PagerStats = _struct(
@@ -41,11 +43,23 @@ _PagerStats = _struct(
         "pinned_bytes", "steps")], ("paging", c.c_int), ("direct_io", _i32))
 
 
+def _find(name, override):
+    """Where a library lies: as the environment says, in the package (a wheel), or in build/ beside
+    the sources. None if nowhere."""
+    here = os.path.dirname(os.path.abspath(__file__))
+    build = os.path.join(os.path.dirname(os.path.dirname(here)), "build", "src")
+    paths = [os.environ.get(override), os.path.join(here, name), os.path.join(build, name)]
+    return next((path for path in paths if path and os.path.exists(path)), None)
+
+
 def _load():
-    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    path = os.environ.get("SPILLWAY_LIB", os.path.join(root, "build", "src", "libspillway.so"))
+    path = _find("libspillway.so", "SPILLWAY_LIB")
+    if not path:
+        raise ImportError("libspillway.so is not beside the package: install the wheel, run `make`,"
+                          " or let SPILLWAY_LIB name it")
     library = c.CDLL(path)
     library.spw_last_error.restype = c.c_char_p
+    library.spw_version.restype = c.c_char_p
     library.spw_code_table.restype = c.POINTER(c.c_float)
     for name in ("spw_optim_add", "spw_optim_part_bytes"):
         getattr(library, name).restype = c.c_int64
@@ -53,6 +67,19 @@ def _load():
         getattr(library, name).restype = None
         getattr(library, name).argtypes = [_ptr]
     return library
+
+
+def hook_path():
+    """The file libspillway_hook.so, or None where the library was built without CUDA."""
+    return _find("libspillway_hook.so", "SPILLWAY_HOOK")
+
+
+def install_hook():
+    """spw_hook_install: the sum of what was reached (see spillway.h); 0 without a hook library."""
+    path = hook_path()
+    if not path:
+        return 0
+    return c.CDLL(path).spw_hook_install()
 
 
 _library = _load()
@@ -148,6 +175,10 @@ class Pager(_Handle):
         _call("spw_pager_reclaim", self._handle, _u64(size), c.byref(freed))
         return freed.value
 
+    def reserve(self, size):
+        """Keeps so many bytes beyond what is in use free for others; 0 takes the word back."""
+        _call("spw_pager_reserve", self._handle, _u64(size))
+
     def stats(self):
         """The fields of spw_pager_stats as a dict."""
         stats = _PagerStats()
@@ -175,20 +206,26 @@ class Optim(_Handle):
     def set_group(self, index, **options):
         _call("spw_optim_set_group", self._handle, _u32(index), c.byref(_new_group(options)))
 
-    def add(self, data, grad=None, name="", group=0):
-        """Registers a tensor; returns its index."""
+    def add(self, data, grad=None, name="", group=0, bits=0):
+        """Registers a tensor; returns its index. `bits` of its state: 8, 32, or 0 by its size."""
         if grad is not None and _count(grad) != _count(data):
             raise TypeError(f"a gradient of {_count(grad)} elements for a tensor of {_count(data)}")
         param = _Param(name.encode(), _address(data), _address(grad), _count(data), _is_bf16(data),
-                       _is_bf16(data if grad is None else grad), group, 0)
+                       _is_bf16(data if grad is None else grad), group, bits)
         return _call("spw_optim_add", self._handle, c.byref(param))
 
     def set_pointers(self, index, data, grad):
         _call("spw_optim_set_pointers", self._handle, _u64(index), _ptr(_address(data)),
               _ptr(_address(grad)))
 
-    def step(self, lr, max_norm=0.0, grad_scale=1.0):
-        _call("spw_optim_step", self._handle, c.byref(_Step(lr, max_norm, grad_scale, None)))
+    def set_places(self, places):
+        """All tensors at once: a ctypes array of Place, one for every registered parameter."""
+        _call("spw_optim_set_places", self._handle, places, _u64(len(places)))
+
+    def step(self, lr, max_norm=0.0, grad_scale=1.0, stream=None, loss_scale=None, found_inf=None):
+        """One step; the last three are addresses: a CUstream, and two floats on the device."""
+        step = _Step(lr, max_norm, grad_scale, stream, loss_scale, found_inf)
+        _call("spw_optim_step", self._handle, c.byref(step))
 
     def grad_norm(self):
         norm = _f64()
@@ -200,11 +237,25 @@ class Optim(_Handle):
         _call("spw_optim_info_get", self._handle, c.byref(info))
         return {name: getattr(info, name) for name, _ in info._fields_}
 
+    def part_bytes(self, index, part):
+        """The size of a part of the state ("m", "v", "absmax_m", "absmax_v"); 0: it has none."""
+        return _call("spw_optim_part_bytes", self._handle, _u64(index), PARTS[part])
+
+    def read_part(self, index, part, address, size):
+        """Copies a part to host memory."""
+        _call("spw_optim_get_part", self._handle, _u64(index), PARTS[part], _ptr(address),
+              _u64(size))
+
+    def write_part(self, index, part, address, size):
+        """Copies a part from host memory."""
+        _call("spw_optim_set_part", self._handle, _u64(index), PARTS[part], _ptr(address),
+              _u64(size))
+
     def get_part(self, index, part):
-        """A part of the state ("m", "v", "absmax_m", "absmax_v") as bytes; empty if it has none."""
-        size = _call("spw_optim_part_bytes", self._handle, _u64(index), PARTS[part])
+        """A part as bytes."""
+        size = self.part_bytes(index, part)
         buffer = c.create_string_buffer(max(size, 1))
-        _call("spw_optim_get_part", self._handle, _u64(index), PARTS[part], buffer, _u64(size))
+        self.read_part(index, part, c.addressof(buffer), size)
         return buffer.raw[:size]
 
     def set_part(self, index, part, data):
@@ -232,6 +283,11 @@ def _fill_group(group, options):
             raise TypeError(f"{name} is not a field of spw_group")
         setattr(group, name, value)
     return group
+
+
+def version():
+    """The library's version."""
+    return _library.spw_version().decode()
 
 
 def code_table(is_signed):
