@@ -31,7 +31,6 @@ _OptimConfig = _struct("_OptimConfig", ("size", _u32), ("state", c.c_int),
                        ("min_8bit_elements", _u64), ("group", _Group))
 _Param = _struct("_Param", ("name", c.c_char_p), ("data", _ptr), ("grad", _ptr), ("n", _u64),
                  ("type", c.c_int), ("grad_type", c.c_int), ("group", _u32), ("bits", _u32))
-Place = _struct("Place", ("data", _ptr), ("grad", _ptr), ("grad_type", c.c_int), ("pad", _u32))
 _Step = _struct("_Step", ("lr", _f64), ("max_norm", _f64), ("grad_scale", _f64), ("stream", _ptr),
                 ("loss_scale", _ptr), ("found_inf", _ptr))
 _Info = _struct("_Info", ("n_params", _u64), ("n_elements", _u64), ("steps", _u64),
@@ -218,9 +217,16 @@ class Optim(_Handle):
         _call("spw_optim_set_pointers", self._handle, _u64(index), _ptr(_address(data)),
               _ptr(_address(grad)))
 
-    def set_places(self, places):
-        """All tensors at once: a ctypes array of Place, one for every registered parameter."""
-        _call("spw_optim_set_places", self._handle, places, _u64(len(places)))
+    def add_at(self, address, n, dtype, group=0, bits=0):
+        """Registers n elements of an spw_type at an address, without a gradient yet."""
+        param = _Param(b"", address or None, None, n, dtype, dtype, group, bits)
+        return _call("spw_optim_add", self._handle, c.byref(param))
+
+    def set_place_words(self, words):
+        """All tensors at once: of each three integers, as spw_place lies in memory: its address,
+        its gradient's, 0 for none, and the gradient's type."""
+        array = (_u64 * len(words))(*words)
+        _call("spw_optim_set_places", self._handle, array, _u64(len(words) // 3))
 
     def step(self, lr, max_norm=0.0, grad_scale=1.0, stream=None, loss_scale=None, found_inf=None):
         """One step; the last three are addresses: a CUstream, and two floats on the device."""

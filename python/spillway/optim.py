@@ -1,0 +1,471 @@
+"""Optimizers for PyTorch with bitsandbytes' class and argument names, whose state is paged.
+
+    optimizer = spillway.PagedAdamW8bit(model.parameters(), lr=2e-4)
+
+The classes: {Adam, AdamW} x {"", 8bit, 32bit}, and each with Paged before it. A Paged class pages its
+state (paging="auto"); the others keep all of it on the device (paging="off") unless `is_paged` or
+`paging` say otherwise. Adam and AdamW are one rule, as in bitsandbytes: decoupled weight decay (arXiv
+1711.05101) in torch.optim.AdamW's order; only the default decay differs, 0 and 1e-2.
+
+Parameters: CPU or CUDA tensors of float32, bfloat16 or float16, also DTensor shards (FSDP2), on
+several devices if need be. On CUDA a step is queued on the current stream and the host does not
+wait. State is made at the first step, or by load_state_dict; on which device, is decided then.
+"""
+import copy
+import math
+from collections import defaultdict
+from collections.abc import MutableMapping
+
+import torch
+
+from . import _engine, _pager_options, _shards, _state, memory
+
+_no_dynamo = getattr(torch, "_disable_dynamo", lambda function: function)
+_MOMENTS = {"state1": "m", "state2": "v", "absmax1": "absmax_m", "absmax2": "absmax_v"}
+_VERSION = 1
+
+
+def keep_32bit(target):
+    """Marks a parameter, or all of a module's own and its children's, so that an optimizer made
+    afterwards keeps their state in 32 bits. Returns the target."""
+    params = [target] if isinstance(target, torch.Tensor) else target.parameters()
+    for param in params:
+        param._spw_state_bits = 32
+    return target
+
+
+class ParamState(MutableMapping):
+    """What optimizer.state[p] is: step, state1, state2 and for 8-bit state qmap1, qmap2, absmax1,
+    absmax2. A read copies out of the pager to a new CPU tensor; an assignment writes through."""
+
+    def __init__(self, slot):
+        self._slot = slot
+
+    def _shape(self, key):
+        return _engine.local(self._slot.param).shape if key in ("state1", "state2") else (-1,)
+
+    def __getitem__(self, key):
+        if key == "step":
+            return self._slot.step
+        if key in ("qmap1", "qmap2") and self._slot.bits == 8:
+            return _state.tables()[key == "qmap2"].clone()
+        if _MOMENTS.get(key) not in self._slot.parts():
+            raise KeyError(key)
+        return self._slot.read(_MOMENTS[key]).view(self._shape(key))
+
+    def __setitem__(self, key, value):
+        if key == "step":
+            self._slot.step = int(value)
+            return
+        if _MOMENTS.get(key) not in self._slot.parts():
+            raise KeyError(f"{key}: step, state1 and state2 can be set, and absmax1 and absmax2 "
+                           "of 8-bit state")
+        old = self[key]
+        if value.shape != old.shape:
+            raise ValueError(f"{key} of shape {tuple(value.shape)}: it is {tuple(old.shape)}")
+        self._slot.write(_MOMENTS[key], value.detach().to("cpu", old.dtype).reshape(-1))
+
+    def __delitem__(self, key):
+        raise TypeError("a part of the state cannot be deleted")
+
+    def __iter__(self):
+        yield "step"
+        yield from ("state1", "state2")
+        if self._slot.bits == 8:
+            yield from ("qmap1", "qmap2", "absmax1", "absmax2")
+
+    def __len__(self):
+        return sum(1 for _ in self)
+
+    def __repr__(self):
+        return f"<{self._slot.bits}-bit state of {self._slot.n} elements, step {self['step']}>"
+
+
+class _Adam(torch.optim.Optimizer):
+    """Arguments as bitsandbytes':
+
+    params        iterable of parameters, or of dicts that are groups
+    lr            a float, or a tensor of one element (read at every step)
+    betas, eps    as Adam's
+    weight_decay  decoupled; None: 0 for Adam*, 1e-2 for AdamW*
+    optim_bits    32 or 8 for a class without bits in its name
+    min_8bit_size tensors of fewer elements keep 32-bit state; a sharded tensor's global size counts
+    is_paged      for a class without Paged in its name: True pages
+    amsgrad, args not supported: anything but their default is a ValueError
+
+    and Spillway's, by keyword:
+
+    state_mem     cap on the state that stays on the device between steps: bytes, "2GiB", or "25%"
+    occupancy     share of the device that may be in use at the peak; default 0.90
+    store         "ram" or "file:PATH": where state rests. The file is scratch, its name gets a
+                  suffix for each process
+    page_size     a power of two from 64KiB to 16MiB; default by the size of the state
+    max_norm      > 0: clips gradients by their global norm in the step, without waiting for it
+    paging        "auto", "copy", "mapped", "unified" or "off"
+    host_mem      cap on the RAM that a ram store takes
+    pinned_mem    CUDA: cap on pinned host memory
+
+    Non-finite gradients: see spw_optim_step in spillway.h.
+    """
+
+    _step_supports_amp_scaling = True  # GradScaler hands us its scale and verdict on the device
+    _decay, _bits, _paged = 0.0, None, False
+
+    def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=None,
+                 amsgrad=False, optim_bits=32, args=None, min_8bit_size=4096, is_paged=False, *,
+                 state_mem=None, occupancy=None, store=None, page_size=None, max_norm=0.0,
+                 paging=None, host_mem=None, pinned_mem=None):
+        if amsgrad or args is not None:
+            raise ValueError("amsgrad and args are not supported: leave them out")
+        if optim_bits != 32 and self._bits is not None or optim_bits not in (8, 32):
+            raise ValueError(f"optim_bits={optim_bits!r}: 8 or 32, and only for a class without "
+                             "bits in its name")
+        if not (isinstance(max_norm, (int, float)) and 0 <= max_norm < math.inf):
+            raise ValueError(f"max_norm={max_norm!r}: a finite number, 0 for no clipping")
+        decay = self._decay if weight_decay is None else weight_decay
+        if paging is None:
+            paging = "auto" if is_paged or self._paged else "off"
+        self._options = {"paging": paging, "state_mem": state_mem, "occupancy": occupancy,
+                         "store": store, "page_size": page_size, "host_mem": host_mem,
+                         "pinned_mem": pinned_mem}
+        _pager_options.check(self._options)
+        self._settings = {"bits": self._bits or optim_bits, "min_8bit_size": min_8bit_size,
+                          "max_norm": float(max_norm)}
+        self._start()
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": decay})
+
+    def _start(self):
+        self._engines = []
+        self._slots = {}  # by id of the parameter, which its slot keeps alive
+        self._kept = []   # of each group: which of its parameters were marked by keep_32bit
+
+    # ------------------------------------------------------------- groups and their parameters --
+
+    def add_param_group(self, param_group):
+        """As torch's. Parameters that come after the first step get a pager of their own."""
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        try:
+            self._check_group(group)
+        except Exception:
+            self.param_groups.pop()
+            raise
+        # By place: FSDP2 and accelerate put other Parameter objects into the same places later.
+        self._kept.append([getattr(p, "_spw_state_bits", None) for p in group["params"]])
+        if any(p.is_cuda for p in group["params"]):
+            memory.hook_torch()
+
+    @staticmethod
+    def _check_group(group):
+        _group_fields(group)
+        for param in group["params"]:
+            if param.dtype not in _engine.TYPES:
+                raise TypeError(f"a parameter of {param.dtype}: float32, bfloat16 and float16 are "
+                                "known")
+
+    def _bits_of(self, param, group, place):
+        kept = self._kept[group][place:place + 1] if group < len(self._kept) else []
+        if kept and kept[0]:
+            return kept[0]
+        small = param.numel() < self._settings["min_8bit_size"]
+        return 32 if small else self._settings["bits"]
+
+    def _bind(self):
+        """Gives each parameter that has no place yet one: a new engine for each device."""
+        members = {}
+        for number, group in enumerate(self.param_groups):
+            for place, param in enumerate(group["params"]):
+                if self._slot(param) is None:
+                    bits = self._bits_of(param, number, place)
+                    where = _engine.local(param).device
+                    members.setdefault(where, []).append((param, number, bits))
+        fields = {n: _group_fields(group) for n, group in enumerate(self.param_groups)}
+        for where, list_of in members.items():
+            engine = _engine.Engine(where, list_of, _pager_options.fields(self._options), fields)
+            self._engines.append(engine)
+            self._slots.update((id(slot.param), slot) for slot in engine.slots)
+
+    def _slot(self, param):
+        slot = self._slots.get(id(param))
+        return slot if slot is not None and slot.param is param else None
+
+    def _touch(self, slot):
+        slot.touched = True
+        self.state[slot.param] = ParamState(slot)
+
+    # ------------------------------------------------------------------------------- the step --
+
+    @_no_dynamo
+    @torch.no_grad()
+    def step(self, closure=None):
+        """One step over the parameters whose grad is not None. Returns what the closure returned,
+        which is called first, with gradients enabled. RuntimeError for a sparse gradient, TypeError
+        for one of an unknown type, spillway.Error for what the library says; then no parameter was
+        changed, save where spillway.h says otherwise (SPW_EIO)."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        copied = self._place()
+        self._run(getattr(self, "grad_scale", None), getattr(self, "found_inf", None))
+        for param, work in copied:
+            _engine.local(param).copy_(work)
+        for engine in self._engines:
+            memory.after_step(engine)
+        return loss
+
+    def _place(self):
+        """Tells the engines where all is now; [(parameter, its contiguous copy)] to copy back."""
+        if any(self._slot(p) is None for group in self.param_groups for p in group["params"]):
+            self._bind()
+        for engine in self._engines:
+            engine.begin()
+        copied, slots = [], self._slots
+        for number, group in enumerate(self.param_groups):
+            fields = _group_fields(group)
+            for engine in self._engines:
+                if number in engine.groups:
+                    engine.set_group(engine.groups[number], fields)
+            for param in group["params"]:
+                grad = param.grad
+                if grad is None:
+                    continue
+                slot = slots[id(param)]
+                fresh = not slot.touched
+                work = slot.engine.place(slot, param, grad)
+                if fresh:
+                    self._touch(slot)
+                if work is not None:
+                    copied.append((param, work))
+        return copied
+
+    def _run(self, loss_scale, found_inf):
+        max_norm, clip = self._settings["max_norm"], 1.0
+        if max_norm and (len(self._engines) > 1 or self._is_spread()):
+            clip = self._clip_on_host(max_norm, loss_scale)
+            max_norm = 0.0
+            if clip is None:
+                return
+        for engine in self._engines:
+            told = [None if value is None else value.detach().to(engine.where, torch.float32)
+                    for value in (loss_scale, found_inf)]
+            engine.step(max_norm, clip, *told)
+
+    def _is_spread(self):
+        """Whether some parameter is a shard of a tensor that other processes hold more of."""
+        spread = [slot.param for slot in self._slots.values()
+                  if slot.sharded and slot.param.device_mesh.size() > 1]
+        if spread:
+            raise ValueError("max_norm: of sharded parameters this process knows only its shards' "
+                             "norm: use torch.nn.utils.clip_grad_norm_ instead")
+        return False
+
+    def _clip_on_host(self, max_norm, loss_scale):
+        """The factor for gradients on several devices; None where the norm is not finite, and the
+        step is to be skipped."""
+        norm = math.sqrt(math.fsum(engine.norm() ** 2 for engine in self._engines))
+        if loss_scale is not None:
+            norm /= float(loss_scale)
+        return min(1.0, max_norm / (norm + 1e-6)) if math.isfinite(norm) else None
+
+    def pager_stats(self):
+        """The fields of spw_pager_stats, a dict for each pager, with its device; [] before the
+        first step."""
+        return [{"device": str(engine.where), **engine.pager.stats()} for engine in self._engines]
+
+    # -------------------------------------------------------------------- out and in again --
+
+    def state_dict(self):
+        """bitsandbytes' layout with plain CPU tensors: step (an int), and NESTED in a dict of their
+        own state1, state2 and for 8-bit state qmap1, qmap2, absmax1, absmax2. DTensor parameters
+        have them flat and as DTensors on the CPU, for torch.distributed.checkpoint. Copied out page
+        by page: no more state is on the device than before. Parameters that never had a gradient
+        are left out."""
+        for hook in self._optimizer_state_dict_pre_hooks.values():
+            hook(self)
+        numbers, groups = {}, []
+        for group in self.param_groups:
+            for param in group["params"]:
+                numbers.setdefault(id(param), len(numbers))
+            groups.append({**{key: value for key, value in group.items() if key != "params"},
+                           "params": [numbers[id(param)] for param in group["params"]]})
+        state = {}
+        for group in self.param_groups:
+            for param in group["params"]:
+                slot = self._slot(param)
+                if slot is not None and slot.touched:
+                    state[numbers[id(param)]] = _entry(slot, param)
+        result = {"state": state, "param_groups": groups}
+        for hook in self._optimizer_state_dict_post_hooks.values():
+            changed = hook(self, result)
+            result = result if changed is None else changed
+        return result
+
+    def load_state_dict(self, state_dict):
+        """Takes a state_dict of ours, of bitsandbytes' Adam or AdamW (nested or flat, blocks of 256
+        or 2048), or of torch.optim.Adam or AdamW. State goes to the store, not to the device, and
+        is made 8-bit or 32-bit as this optimizer keeps it. ValueError names the parameter that does
+        not fit; then nothing is changed."""
+        state_dict = dict(state_dict)
+        for hook in self._optimizer_load_state_dict_pre_hooks.values():
+            changed = hook(self, state_dict)
+            state_dict = state_dict if changed is None else changed
+        groups = self._merged_groups(state_dict["param_groups"])
+        saved = self._matched(state_dict)
+        self._rebind(groups, saved)
+        for hook in self._optimizer_load_state_dict_post_hooks.values():
+            hook(self)
+
+    def _merged_groups(self, saved):
+        """Our groups with the saved ones' values."""
+        ours = self.param_groups
+        if [len(group["params"]) for group in ours] != [len(group["params"]) for group in saved]:
+            raise ValueError(
+                "loaded state dict has groups of "
+                f"{[len(group['params']) for group in saved]} parameters, the optimizer has "
+                f"{[len(group['params']) for group in ours]}")
+        if any(group.get("amsgrad") for group in saved):
+            raise ValueError("the saved optimizer used amsgrad, which cannot be continued")
+        merged = []
+        for own, theirs in zip(ours, saved):
+            values = copy.deepcopy({k: v for k, v in theirs.items() if k != "params"})
+            for key in ("param_names",):
+                if key in own:
+                    values[key] = own[key]
+            merged.append({**{k: own[k] for k in self.defaults}, **values,
+                           "params": own["params"]})
+            self._check_group(merged[-1])
+        return merged
+
+    def _matched(self, state_dict):
+        """[(parameter, group, place, saved state)]; all is looked at before anything is changed."""
+        ids = [i for group in state_dict["param_groups"] for i in group["params"]]
+        places = [(param, number, place) for number, group in enumerate(self.param_groups)
+                  for place, param in enumerate(group["params"])]
+        matched = []
+        for key, (param, number, place) in zip(ids, places):
+            entry = state_dict["state"].get(key)
+            if entry:
+                name = f"parameter {key}"
+                _state.parse(_shards.own_part(entry, param), _engine.local(param).numel(), name)
+                matched.append((param, entry))
+        unknown = set(state_dict["state"]) - set(ids)
+        if unknown:
+            raise ValueError(f"loaded state dict has state for {sorted(map(str, unknown))}, which "
+                             "no group names")
+        return matched
+
+    def _rebind(self, groups, saved):
+        """New engines that hold the saved state; the old ones go only when those are whole. Nothing
+        is bound where nothing was saved, so that a wrapper's round trip at the start is free."""
+        old = self._engines, self._slots, self.param_groups
+        self._engines, self._slots, self.param_groups = [], {}, groups
+        try:
+            if saved:
+                self._bind()
+            for param, entry in saved:
+                slot = self._slot(param)
+                moments = _state.parse(_shards.own_part(entry, param), slot.n, "")
+                for name, part in zip(slot.parts(), _state.as_bits(moments, slot.bits)):
+                    slot.write(name, part)
+                slot.step = moments.step
+        except BaseException:
+            for engine in self._engines:
+                engine.close()
+            self._engines, self._slots, self.param_groups = old
+            raise
+        for engine in old[0]:
+            engine.close()
+        self.state.clear()
+        for param, _ in saved:
+            self._touch(self._slot(param))
+
+    def __getstate__(self):
+        state = [(slot.param, {key: value for key, value in ParamState(slot).items()})
+                 for slot in self._slots.values() if slot.touched]
+        return {"version": _VERSION, "defaults": self.defaults, "param_groups": self.param_groups,
+                "options": self._options, "settings": self._settings, "kept": self._kept,
+                "state": state}
+
+    def __setstate__(self, saved):
+        self._start()
+        self._options, self._settings = saved["options"], saved["settings"]
+        self._kept = saved["kept"]
+        super().__setstate__({"defaults": saved["defaults"], "state": {},
+                              "param_groups": saved["param_groups"]})
+        self.state = defaultdict(dict)
+        self._rebind(self.param_groups, saved["state"])
+
+
+def _group_fields(group):
+    """A group's hyper-parameters as fields of spw_group; ValueError for one out of range."""
+    lr, (beta1, beta2) = float(group["lr"]), group["betas"]
+    eps, decay = float(group["eps"]), float(group["weight_decay"])
+    beta1, beta2 = float(beta1), float(beta2)
+    if not 0 <= lr < math.inf:
+        raise ValueError(f"Invalid learning rate: {lr}")
+    if not 0 <= eps < math.inf:
+        raise ValueError(f"Invalid epsilon value: {eps}")
+    for index, beta in enumerate((beta1, beta2)):
+        if not 0 <= beta < 1:
+            raise ValueError(f"Invalid beta parameter at index {index}: {beta}")
+    if not 0 <= decay < math.inf:
+        raise ValueError(f"Invalid weight_decay value: {decay}")
+    return {"lr_scale": lr, "beta1": beta1, "beta2": beta2, "eps": eps, "weight_decay": decay}
+
+
+def _entry(slot, param):
+    """A parameter's state as state_dict has it."""
+    parts = [slot.read(name) for name in slot.parts()]
+    if slot.sharded:
+        return _shards.entry(slot, param, parts)
+    return _state.entry(slot.step, parts, param.shape)
+
+
+class Adam(_Adam):
+    __doc__ = _Adam.__doc__
+
+
+class Adam8bit(Adam):
+    _bits = 8
+
+
+class Adam32bit(Adam):
+    _bits = 32
+
+
+class AdamW(_Adam):
+    __doc__ = _Adam.__doc__
+    _decay = 1e-2
+
+
+class AdamW8bit(AdamW):
+    _bits = 8
+
+
+class AdamW32bit(AdamW):
+    _bits = 32
+
+
+class PagedAdam(Adam):
+    _paged = True
+
+
+class PagedAdam8bit(Adam8bit):
+    _paged = True
+
+
+class PagedAdam32bit(Adam32bit):
+    _paged = True
+
+
+class PagedAdamW(AdamW):
+    _paged = True
+
+
+class PagedAdamW8bit(AdamW8bit):
+    _paged = True
+
+
+class PagedAdamW32bit(AdamW32bit):
+    _paged = True
