@@ -2,9 +2,9 @@
 
     optimizer = spillway.PagedAdamW8bit(model.parameters(), lr=2e-4)
 
-The optimizers (spillway.optim) have bitsandbytes' class and argument names. spillway.patch() and the
-command spillway-run put them under Hugging Face's trainers. memory_summary() says where the state is,
-reserve() what will be needed. All of these import torch when they are first used.
+The optimizers (spillway.optim) have bitsandbytes' class and argument names; keep_32bit() marks what
+keeps 32-bit state. to_torch() and to_bitsandbytes() turn checkpoints into theirs. memory_summary() says
+where the state is, reserve() what will be needed. All of these import torch when they are first used.
 
 Device, Pager, Optim are the library's own nouns (spillway.h), by ctypes and without torch: tensors are
 anything with `data_ptr()` or `ctypes.data`, contiguous, and must outlive the optimizer that knows
@@ -20,7 +20,6 @@ _LAZY = {
               "PagedAdam8bit", "PagedAdam32bit", "PagedAdamW", "PagedAdamW8bit",
               "PagedAdamW32bit", "keep_32bit"),
     "convert": ("to_torch", "to_bitsandbytes"),
-    "trainers": ("patch", "unpatch"),
 }
 _HOME = {name: module for module, names in _LAZY.items() for name in names}
 
