@@ -1,11 +1,12 @@
 """A Llama-shaped language model of random NF4 weights with LoRA adapters, in plain torch.
 
-For benches of optimizers on a GPU: nothing is loaded, quantised or downloaded. Codes and scales are
-drawn on the device, so that 70 billion weights (36 GiB) take seconds. What a step costs and holds is
-as in QLoRA (Dettmers et al., arXiv 2305.14314): blocks of 64 codes, their scales in 8 bits; each
-linear layer dequantises its weight in forward and again in backward; adapters and their gradients
-are fp32, the arithmetic bf16; layers are checkpointed. The loss is computed in chunks of tokens: no
-matrix of all logits exists. bitsandbytes' kernel dequantises where use_bitsandbytes() found it.
+For benches of optimizers on a GPU: nothing is loaded, quantised or downloaded. Codes and scales
+are drawn on the device, so that 70 billion weights (36 GiB) take seconds. What a step costs and
+holds is as in QLoRA (Dettmers et al., arXiv 2305.14314): blocks of 64 codes, their scales in 8
+bits; each linear layer dequantises its weight in forward and again in backward; adapters and their
+gradients are fp32, the arithmetic bf16; layers are checkpointed. The loss is computed in chunks of
+tokens: no matrix of all logits exists. bitsandbytes' kernel dequantises where use_bitsandbytes()
+found it.
 """
 import collections
 import contextlib
@@ -39,8 +40,8 @@ _bitsandbytes = None
 
 
 def use_bitsandbytes(device):
-    """Takes bitsandbytes' kernel from now on if it is importable and agrees with ours on this device.
-    Says which is used."""
+    """Takes bitsandbytes' kernel from now on if it is importable and agrees with ours on this
+    device. Says which is used."""
     global _bitsandbytes
     try:
         import bitsandbytes.functional as functional

@@ -4,14 +4,15 @@ Usage: python3 bench/gpu_spikes.py [--cases 8b-24,70b-48] [--steps 20] [--minute
                                    [--occupancy 0.90] [--bitsandbytes FOLDER | --no-peers] [--quick]
 
 Ballast by plain cudaMalloc makes the GPU look like a 24 GB card (23.4 GiB usable, the context
-included) or a 48 GB one (47.4 GiB). On it an NF4 model (gpu_model.py) with fp32 LoRA adapters takes
-rows of 512 tokens, and a long one at two known steps. A first process finds by bisection the longest
-row that fits without any optimizer state, and with all of it on the card; the long ones are between,
---place of the way up. Then each optimizer runs in a process of its own: torch's AdamW (fused),
-bitsandbytes' AdamW 32-bit, ours. Ours has the occupancy that --occupancy of the small card would be.
-Reported: the step that killed it; tokens a second of quiet steps; each long step's time beside that
-of its forward and backward alone; the steps until as much state is resident as before.
---quick: a tiny shape on a pretended card, also without a GPU.
+included) or a 48 GB one (47.4 GiB). On it an NF4 model (gpu_model.py) with fp32 LoRA adapters
+takes rows of 512 tokens, and a long one at two known steps. A first process finds by bisection the
+longest row that fits without any optimizer state, and with all of it on the card; the long ones
+are between, --place of the way up. Then each optimizer runs in a process of its own: torch's AdamW
+(fused), bitsandbytes' AdamW 32-bit, ours. Ours has the occupancy that --occupancy of the small
+card would be; but the library keeps a fiftieth of the whole GPU free in any case (2.8 GiB of an
+H200's), more than it would of a small card. Reported: the step that killed it; tokens a second of
+quiet steps; each long step's time beside that of its forward and backward alone; the steps until
+as much state is resident as before. --quick: a tiny shape on a pretended card, also without a GPU.
 """
 import argparse
 import collections
@@ -125,8 +126,8 @@ def say(record):
 
 def is_out_of_memory(error):
     text = f"{type(error).__name__} {error}".lower()
-    return "out of" in text or "outofmemory" in text or "alloc_failed" in text or \
-        "no memory" in text
+    return any(word in text for word in ("out of memory", "outofmemory", "alloc_failed",
+                                         "out of device memory", "enomem"))
 
 
 class Setting:
@@ -160,6 +161,12 @@ class Setting:
         self.card.check(n_tokens)
         tokens = self.model.random_tokens(self.llama.shape, 1, n_tokens, self.device, seed)
         return self.llama.backward(tokens, self.adapters)
+
+    def versions(self):
+        """What the rows are of."""
+        theirs = sys.modules.get("bitsandbytes")
+        return (f"torch {self.torch.__version__}, bitsandbytes "
+                f"{theirs.__version__ if theirs else 'not there'}, dequantisation by {self.kernel}")
 
     def forget(self):
         for p in self.params:
@@ -222,7 +229,7 @@ def find_length(args):
     quiet = [time_if_fits(setting, case.quiet) for _ in range(3)]
     say({"result": {"without": without, "within": within, "length": length, "ms": times[-1],
                     "quiet_ms": min(q for q in quiet if q) if any(quiet) else None,
-                    "state": setting.state, "kernel": setting.kernel}})
+                    "state": setting.state, "versions": setting.versions()}})
 
 
 # --------------------------------------------------------------------------------------- runs --
@@ -323,7 +330,7 @@ def work(args, case, worker, *options):
     timer.start()
     records = []
     for line in child.stdout:
-        print("  " + line.rstrip()[:300], flush=True)
+        print("  " + line.rstrip()[:500], flush=True)
         if line.startswith("{"):
             records.append(json.loads(line))
     child.wait()
@@ -359,12 +366,12 @@ def digest(records, case):
 
 
 def digest_spike(steps, seen, quiet_ms):
-    """`back`: of the steps after it, the first that ended with as much resident as before it."""
+    """`back`: how many steps later one ended with as much resident as before; 0: this one did."""
     spike = seen["step"]
     before = next((r for r in steps if r["step"] == spike - 1), {})
     end = next((s for s in SPIKES if s > spike), len(steps))
     after = [r for r in steps if spike < r["step"] < end]
-    back = next((r["step"] - spike for r in after
+    back = next((r["step"] - spike for r in [seen, *after]
                  if r.get("resident_bytes", 0) >= before.get("resident_bytes", 0)), None)
     return {"ms": seen["ms"], "optimizer_ms": seen["optimizer_ms"], "back": back,
             "resident_before": before.get("resident_bytes"),
@@ -401,7 +408,8 @@ def survival_row(args, case, name, found, length, common):
     result = found[name]
     what = (f"steps of {args.steps}; long rows of {length['length']} tokens at steps "
             f"{' and '.join(str(s) for s in SPIKES)}; {length['without']} fit without state, "
-            f"{length['within']} with all {length['state'] / GIB:.2f} GiB of it")
+            f"{length['within']} with all {length['state'] / GIB:.2f} GiB of it; "
+            f"{length['versions']}")
     return rows.row("spikes", f"{config_of(case, name)}, steps survived", result["n"], "steps",
                     limit_name="steps run", limit=args.steps, **common,
                     peer_name=TORCH if peer else "", peer=peer["n"] if peer else None,
@@ -419,8 +427,8 @@ def quiet_row(case, name, found, length, common):
         limit_name="forward and backward alone" if alone else "",
         limit=1e3 * case.quiet / alone if alone else None,
         peer_name=peer or "", peer=found[peer]["tokens_s"] if peer else None,
-        note=f"median of {result['n_quiet']} steps of {case.quiet} tokens, {result['quiet_ms']:.1f} "
-             f"ms, of it the optimizer {result['quiet_optimizer']:.2f}")
+        note=f"median of {result['n_quiet']} steps of {case.quiet} tokens, "
+             f"{result['quiet_ms']:.1f} ms, of it the optimizer {result['quiet_optimizer']:.2f}")
 
 
 def spike_rows(case, name, result, length, common):
@@ -430,7 +438,7 @@ def spike_rows(case, name, result, length, common):
         yield rows.row("spikes", where, spike["ms"], "ms",
                        limit_name="forward and backward alone", limit=length["ms"],
                        lower_is_better=True, note=note, **common)
-        if name == OURS:
+        if name == OURS and spike["resident_before"]:
             yield rows.row("spikes", f"{where}, until the state is back", spike["back"], "steps",
                            note=note, **common)
 
