@@ -260,7 +260,7 @@ def arguments():
     args = parser.parse_args()
     args.short = SHORT
     if args.quick:
-        args.shape, args.ranks, args.steps, args.full = "tiny", "4,8", 10, 8
+        args.shape, args.ranks, args.steps, args.full = "tiny", "4,64", 10, 8
         args.seq, args.short, args.results = 64, (1, 32), os.devnull
     return args
 
