@@ -105,18 +105,14 @@ _said = set()
 
 
 def say(text):
-    """One line, once a process, on a job's first rank. Seen without any logging set up; who gave
-    the logger "spillway" a level or a handler decides himself."""
+    """One line, once a process, on a job's first rank. A warning, for a name does not mean what its
+    user wrote, and because trainers set logging up in their own ways: Axolotl drops what others say
+    below that. The logger is "spillway"."""
     if text in _said or os.environ.get("RANK", "0") != "0":
         return
     import logging  # here, for every Python process under spillway-run imports this module
-    logger = logging.getLogger("spillway")
-    if logger.level == logging.NOTSET:
-        logger.setLevel(logging.INFO)
-    if not logger.hasHandlers():
-        logger.addHandler(logging.StreamHandler())
     _said.add(text)
-    logger.info("spillway: %s", text)
+    logging.getLogger("spillway").warning("spillway: %s", text)
 
 
 def _keep_embeddings(model):
