@@ -2,8 +2,8 @@
 
     python examples/python/plain_torch.py
 
-The state rests in RAM; a quarter of it may stay on the device between steps. On a GPU the same lines
-page between the GPU and RAM.
+The state rests in RAM; a quarter of it may stay on the device between steps. On a GPU the same
+lines page between the GPU and RAM.
 """
 import spillway
 import torch

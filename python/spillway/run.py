@@ -72,8 +72,8 @@ def _add_hook(environment):
     path = os.path.abspath(path)
     if any(letter in path for letter in " :;$"):
         # The loader splits LD_PRELOAD there, and complains in every process.
-        sys.stderr.write(f"spillway-run: {path}: LD_PRELOAD cannot hold such a name, so the hook is "
-                         "not preloaded\n")
+        sys.stderr.write(f"spillway-run: {path}: LD_PRELOAD cannot hold such a name, so the hook "
+                         "is not preloaded\n")
         return
     _prepend(environment, "LD_PRELOAD", path)
 

@@ -189,7 +189,8 @@ def test_a_users_sitecustomize_that_fails_is_reported_and_no_more(run, environme
 def test_two_installations_do_not_chain_in_a_circle(run, environment, tmp_path):
     other = tmp_path / "other" / "spillway"
     shutil.copytree(PACKAGE, other)
-    folder = site_of(tmp_path / "user", "import sys\nsys.users_own = 1 + getattr(sys, 'users_own', 0)")
+    folder = site_of(tmp_path / "user",
+                     "import sys\nsys.users_own = 1 + getattr(sys, 'users_own', 0)")
     done = run(sys.executable, "-c", PATCHED,
                PYTHONPATH=with_site(environment, str(other / "_site"), folder))
     assert printed(done) == "True False 1\n" and done.stderr == ""
