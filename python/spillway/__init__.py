@@ -20,6 +20,7 @@ _LAZY = {
               "PagedAdam8bit", "PagedAdam32bit", "PagedAdamW", "PagedAdamW8bit",
               "PagedAdamW32bit", "keep_32bit"),
     "convert": ("to_torch", "to_bitsandbytes"),
+    "trainers": ("patch", "unpatch"),
 }
 _HOME = {name: module for module, names in _LAZY.items() for name in names}
 
