@@ -36,6 +36,13 @@
  * spw_pager_reserve and spw_pager_stats may be called from any thread at any time, also while a
  * step runs. All other calls on one pager or optimizer are for one thread at a time.
  *
+ * CUDA graphs. A step or a norm on a stream that is being captured is refused (SPW_ENOTSUP): what
+ * moves is decided anew in each step, so a step is taken between replays. Everything else may be
+ * called while a stream is captured, by this thread or another and in any capture mode, and leaves
+ * the capture valid: memory is given and state gives way at once, by the library's own streams, and
+ * none of it becomes part of the graph. Two exceptions: open devices before, and do not wait
+ * (spw_device_sync) for a stream that is captured.
+ *
  * Structs that configure begin with `size`: let the ..._default() function fill them, then change
  * what you need. A zero `size` is refused.
  */
@@ -208,12 +215,14 @@ SPW_API void spw_free(spw_pager *pager, void *pointer);
 /* Gives at least `bytes` of resident state back to the device if there is that much: pages that
  * the store has already are dropped, others are saved first. `*freed` (may be NULL) is what was
  * given back, 0 if nothing could be. For allocators that are not spw_malloc. A page that cannot
- * be saved stays on the device; the call still succeeds and `*freed` is less. */
+ * be saved stays on the device; the call still succeeds and `*freed` is less. A stream capture
+ * stays valid, whoever captures. */
 SPW_API int spw_pager_reclaim(spw_pager *pager, uint64_t bytes, uint64_t *freed);
 
 /* spw_pager_reclaim for an allocator that knows a GPU (N of cuda:N) and no pager: asks that GPU's
  * pagers of this process, one after the other, until `bytes` are given back. Any thread; may be
- * called with locks of an allocator held. Asked from within itself it gives nothing. */
+ * called with locks of an allocator held, and during a stream capture, which stays valid. Asked
+ * from within itself it gives nothing. */
 SPW_API int spw_reclaim(int32_t ordinal, uint64_t bytes, uint64_t *freed);
 
 /* Says that `bytes` beyond what is in use now will be needed: they are made free now if state can
@@ -373,12 +382,15 @@ typedef struct spw_step {
  *
  * SPW_ENOMEM: the first step could not place the ring (or, with SPW_PAGING_OFF, the state);
  * nothing was changed, the call may be repeated. SPW_EHOSTMEM, SPW_ENOSPC: the store cannot hold
- * the state; likewise. SPW_EIO: a page could not be read or written in the middle of the step;
+ * the state; likewise. SPW_ENOTSUP: `stream` is being captured into a CUDA graph (or is the default
+ * stream while one that it waits for is); likewise. SPW_EIO: a page could not be read or written in
+ * the middle of the step;
  * some parameters are updated and some are not, and the pager answers SPW_EFAILED from then on. */
 SPW_API int spw_optim_step(spw_optim *optim, const spw_step *step);
 
 /* Computes the norm of all gradients, as clipping does, in double: a fixed tree over (parameter in
- * order of registration, block of 4096 elements). grad_scale is not applied. */
+ * order of registration, block of 4096 elements). grad_scale is not applied. Cuda: runs on the
+ * default stream; SPW_ENOTSUP while a stream that it waits for is being captured. */
 SPW_API int spw_optim_grad_norm(spw_optim *optim, double *norm);
 
 typedef struct spw_optim_info {

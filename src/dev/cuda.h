@@ -5,6 +5,12 @@
  * device opens, so a library built with it runs on machines without a GPU. The device lives in the
  * primary context, like PyTorch's memory in the same process, and leaves the calling thread's
  * current context as it was. Called by dev/cuda*.c and kern/kern_cuda.c. Any thread.
+ *
+ * Stream capture (CUDA graphs). While a stream is captured, the driver counts most calls that wait,
+ * allocate or free as unsafe and answers them by making the capture invalid, also when they come
+ * from another thread. Ours are not part of anybody's graph, so every call in the context is made
+ * in relaxed mode, which the driver has for that. A stream that captures is given no work at all:
+ * spw__cuda_check_stream.
  */
 #ifndef SPW_DEV_CUDA_H
 #define SPW_DEV_CUDA_H
@@ -51,6 +57,8 @@
     X(cuStreamDestroy)                                                                             \
     X(cuStreamSynchronize)                                                                         \
     X(cuStreamWaitEvent)                                                                           \
+    X(cuStreamIsCapturing)                                                                         \
+    X(cuThreadExchangeStreamCaptureMode)                                                           \
     X(cuEventCreate)                                                                               \
     X(cuEventDestroy)                                                                              \
     X(cuEventRecord)                                                                               \
@@ -107,9 +115,14 @@ static inline int spw__cuda_check(const spw__cuda_driver *driver, CUresult resul
     return result == CUDA_SUCCESS ? 0 : spw__cuda_error(driver, result, call);
 }
 
-/* Makes the device's context the calling thread's; leave() restores what was. */
+/* Makes the device's context the calling thread's, and its calls no harm to a stream capture;
+ * leave() restores what was. They do not nest. */
 int spw__cuda_enter(spw__cuda *cuda);
 void spw__cuda_leave(spw__cuda *cuda);
+
+/* SPW_ENOTSUP while work on the caller's `stream` would be captured, not run, or, on the default
+ * stream, would break the capture of another. Disturbs no capture. */
+int spw__cuda_check_stream(spw__cuda *cuda, void *stream);
 
 /* cuda_memory.c: the table's slots. */
 int spw__cuda_alloc(spw_device *device, uint64_t bytes, spw__dev_use use, void **pointer);

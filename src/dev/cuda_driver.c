@@ -90,15 +90,49 @@ int spw__cuda_error(const spw__cuda_driver *from, CUresult result, const char *c
     return spw__error(code_of(result), "%.*s: %s (%s)", length, call, name, text);
 }
 
+/* The thread's own, between enter and leave. */
+static _Thread_local CUstreamCaptureMode mode_before;
+
+static void pop_context(spw__cuda *cuda)
+{
+    CUcontext ours;
+    (void)cuda->driver->cuCtxPopCurrent(&ours);
+}
+
 int spw__cuda_enter(spw__cuda *cuda)
 {
-    return SPW__CUDA_TRY(cuda, cuCtxPushCurrent(cuda->context));
+    int rc = SPW__CUDA_TRY(cuda, cuCtxPushCurrent(cuda->context));
+    if (rc < 0)
+        return rc;
+    mode_before = CU_STREAM_CAPTURE_MODE_RELAXED;
+    rc = SPW__CUDA_TRY(cuda, cuThreadExchangeStreamCaptureMode(&mode_before));
+    if (rc < 0)
+        pop_context(cuda);
+    return rc;
 }
 
 void spw__cuda_leave(spw__cuda *cuda)
 {
-    CUcontext ours;
-    (void)cuda->driver->cuCtxPopCurrent(&ours);
+    (void)cuda->driver->cuThreadExchangeStreamCaptureMode(&mode_before);
+    pop_context(cuda);
+}
+
+int spw__cuda_check_stream(spw__cuda *cuda, void *stream)
+{
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    int rc = spw__cuda_enter(cuda);
+    if (rc < 0)
+        return rc;
+    CUresult result = cuda->driver->cuStreamIsCapturing(stream, &status);
+    spw__cuda_leave(cuda);
+    if (result == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT)
+        return spw__error(SPW_ENOTSUP, "a stream that the default stream waits for is captured "
+                                       "into a CUDA graph: do this outside of the capture");
+    if (result == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE)
+        return spw__error(SPW_ENOTSUP,
+                          "the stream is captured into a CUDA graph, and what moves is "
+                          "decided anew in each step: step outside of the capture");
+    return spw__cuda_check(cuda->driver, result, "cuStreamIsCapturing");
 }
 
 #endif

@@ -12,6 +12,12 @@ static const spw__kern_ops *ops_of(const spw_device *device)
     return &spw__kern_cpu;
 }
 
+int spw__kern_check_stream(spw_device *device, void *stream)
+{
+    const spw__kern_ops *ops = ops_of(device);
+    return ops->check_stream ? ops->check_stream(device, stream) : 0;
+}
+
 int spw__kern_table_create(spw_device *device, uint64_t n_params, uint64_t norm_blocks,
                            spw__adam_table **table)
 {

@@ -94,6 +94,9 @@ typedef struct spw__adam_step {
     void *stream;
 } spw__adam_step;
 
+/* SPW_ENOTSUP while the device cannot take work on that stream of the caller's: it is captured. */
+int spw__kern_check_stream(spw_device *device, void *stream);
+
 /* `norm_blocks` is what spw__kern_norm_blocks will answer at most. Where each parameter stands is
  * to be said by spw__kern_table_set before the first step. */
 int spw__kern_table_create(spw_device *device, uint64_t n_params, uint64_t norm_blocks,
@@ -129,6 +132,7 @@ int spw__kern_adam(spw_device *device, const spw__adam_run *runs, uint64_t n_run
 
 /* One implementation: what the functions above do on one kind of device. */
 typedef struct spw__kern_ops {
+    int (*check_stream)(spw_device *device, void *stream); /* NULL: there are no streams */
     int (*table_create)(spw_device *device, uint64_t n_params, uint64_t norm_blocks,
                         spw__adam_table **table);
     void (*table_destroy)(spw__adam_table *table);

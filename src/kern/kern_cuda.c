@@ -301,6 +301,11 @@ static int cuda_adam(spw_device *device, const spw__adam_run *runs, uint64_t n_r
 
 /* -------------------------------------------------------------------- an optimizer's steps -- */
 
+static int cuda_check_stream(spw_device *device, void *stream)
+{
+    return spw__cuda_check_stream((spw__cuda *)device, stream);
+}
+
 /* On the device, one after the other: verdict, progress, sums of tensors, sums of groups; the
  * constants are an allocation of their own. */
 typedef struct cuda_table {
@@ -512,6 +517,7 @@ static int cuda_table_set(spw__adam_table *base, uint64_t param, const spw__adam
 }
 
 const spw__kern_ops spw__kern_cuda = {
+    .check_stream = cuda_check_stream,
     .table_create = cuda_table_create,
     .table_destroy = cuda_table_destroy,
     .table_begin = cuda_table_begin,

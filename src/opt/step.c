@@ -28,7 +28,9 @@ int spw_optim_grad_norm(spw_optim *optim, double *norm)
 {
     if (!optim || !norm)
         return spw__error(SPW_EINVAL, "spw_optim_grad_norm: optim and norm may not be NULL");
-    int rc = spw__optim_lay_out(optim);
+    int rc = spw__kern_check_stream(optim->pager->device, NULL);
+    if (rc == 0)
+        rc = spw__optim_lay_out(optim);
     if (rc < 0)
         return rc;
     uint64_t n = fill_norm_runs(optim);
@@ -130,6 +132,8 @@ static int check_step(const spw_optim *optim, const spw_step *step)
 int spw_optim_step(spw_optim *optim, const spw_step *step)
 {
     int rc = check_step(optim, step);
+    if (rc == 0)
+        rc = spw__kern_check_stream(optim->pager->device, step->stream);
     if (rc == 0)
         rc = spw__optim_lay_out(optim);
     if (rc == 0)

@@ -9,6 +9,7 @@
 enum {
     NO_CONTEXT = 1, /* may be called without one */
     NO_FAULT = 2,   /* gives back or names an error: not among "any function" that fails */
+    UNSAFE = 4,     /* may break a stream capture that is under way */
 };
 
 typedef struct call {
@@ -38,15 +39,28 @@ static const struct {
     {CALL_cuDevicePrimaryCtxRelease, NO_CONTEXT | NO_FAULT},
     {CALL_cuCtxPushCurrent, NO_CONTEXT},
     {CALL_cuCtxPopCurrent, NO_FAULT},
-    {CALL_cuMemFree, NO_FAULT},
-    {CALL_cuMemFreeHost, NO_FAULT},
-    {CALL_cuMemHostUnregister, NO_FAULT},
-    {CALL_cuMemAddressFree, NO_FAULT},
-    {CALL_cuMemRelease, NO_FAULT},
-    {CALL_cuMemUnmap, NO_FAULT},
+    {CALL_cuMemGetInfo, UNSAFE},
+    {CALL_cuMemAlloc, UNSAFE},
+    {CALL_cuMemFree, NO_FAULT | UNSAFE},
+    {CALL_cuMemAllocManaged, UNSAFE},
+    {CALL_cuMemAllocHost, UNSAFE},
+    {CALL_cuMemFreeHost, NO_FAULT | UNSAFE},
+    {CALL_cuMemHostRegister, UNSAFE},
+    {CALL_cuMemHostUnregister, NO_FAULT | UNSAFE},
+    {CALL_cuMemAddressReserve, UNSAFE},
+    {CALL_cuMemAddressFree, NO_FAULT | UNSAFE},
+    {CALL_cuMemCreate, UNSAFE},
+    {CALL_cuMemRelease, NO_FAULT | UNSAFE},
+    {CALL_cuMemMap, UNSAFE},
+    {CALL_cuMemUnmap, NO_FAULT | UNSAFE},
+    {CALL_cuMemSetAccess, UNSAFE},
+    {CALL_cuStreamSynchronize, UNSAFE},
+    {CALL_cuEventSynchronize, UNSAFE},
+    {CALL_cuModuleLoadData, UNSAFE},
     {CALL_cuStreamDestroy, NO_FAULT},
     {CALL_cuEventDestroy, NO_FAULT},
-    {CALL_cuModuleUnload, NO_FAULT},
+    {CALL_cuModuleUnload, NO_FAULT | UNSAFE},
+    {CALL_cuThreadExchangeStreamCaptureMode, NO_CONTEXT},
 };
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
@@ -106,6 +120,8 @@ CUresult standin__call_begin(standin_function function)
         standin__die("cuInit was not called");
     if (!(flags_of(function) & NO_CONTEXT) && !standin__context_is_current())
         standin__die("the thread has no current context");
+    if (flags_of(function) & UNSAFE)
+        return standin__capture_unsafe();
     return CUDA_SUCCESS;
 }
 
@@ -227,6 +243,7 @@ void standin_reset(void)
     standin__memory_reset();
     standin__objects_reset();
     standin__contexts_reset();
+    standin__captures_reset();
     for (int i = 0; i < CALLS; i++)
         calls[i].count = 0;
     fault.left = 0;

@@ -4,6 +4,8 @@
 CUresult CUDAAPI cuMemcpyAsync(CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream stream)
 {
     CUresult result = standin__call_begin(CALL_cuMemcpyAsync);
+    if (result == CUDA_SUCCESS)
+        result = standin__capture_use(stream);
     if (result == CUDA_SUCCESS && bytes)
         standin__queue_copy(&(standin_copy){(uintptr_t)dst, (uintptr_t)src, bytes}, stream);
     return standin__call_end(result);
@@ -13,6 +15,8 @@ CUresult CUDAAPI cuMemsetD8Async(CUdeviceptr dst, unsigned char value, size_t by
                                  CUstream stream)
 {
     CUresult result = standin__call_begin(CALL_cuMemsetD8Async);
+    if (result == CUDA_SUCCESS)
+        result = standin__capture_use(stream);
     if (result == CUDA_SUCCESS && bytes)
         standin__queue_fill((uintptr_t)dst, value, bytes, stream);
     return standin__call_end(result);
@@ -22,6 +26,8 @@ CUresult CUDAAPI cuMemPrefetchAsync(CUdeviceptr address, size_t bytes, CUmemLoca
                                     unsigned flags, CUstream stream)
 {
     CUresult result = standin__call_begin(CALL_cuMemPrefetchAsync);
+    if (result == CUDA_SUCCESS)
+        result = standin__capture_use(stream);
     if (result == CUDA_SUCCESS &&
         (place.type != CU_MEM_LOCATION_TYPE_DEVICE || place.id != 0 || flags))
         standin__die("not to the device");
@@ -52,6 +58,8 @@ CUresult CUDAAPI cuStreamSynchronize(CUstream stream)
 {
     CUresult result = standin__call_begin(CALL_cuStreamSynchronize);
     if (result == CUDA_SUCCESS)
+        result = standin__capture_sync(stream);
+    if (result == CUDA_SUCCESS)
         standin__stream_sync(stream);
     return standin__call_end(result);
 }
@@ -59,6 +67,8 @@ CUresult CUDAAPI cuStreamSynchronize(CUstream stream)
 CUresult CUDAAPI cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags)
 {
     CUresult result = standin__call_begin(CALL_cuStreamWaitEvent);
+    if (result == CUDA_SUCCESS)
+        result = standin__capture_use(stream);
     if (result == CUDA_SUCCESS && flags)
         result = CUDA_ERROR_INVALID_VALUE;
     if (result == CUDA_SUCCESS)
@@ -86,6 +96,8 @@ CUresult CUDAAPI cuEventDestroy(CUevent event)
 CUresult CUDAAPI cuEventRecord(CUevent event, CUstream stream)
 {
     CUresult result = standin__call_begin(CALL_cuEventRecord);
+    if (result == CUDA_SUCCESS)
+        result = standin__capture_use(stream);
     if (result == CUDA_SUCCESS)
         standin__event_record(event, stream);
     return standin__call_end(result);

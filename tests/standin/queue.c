@@ -78,6 +78,11 @@ CUresult standin__stream_create(CUstream *handle, bool is_blocking)
     standin__die("more than %d streams: raise STANDIN_SLOTS", STANDIN_SLOTS - 1);
 }
 
+bool standin__stream_is_blocking(CUstream handle)
+{
+    return stream_of(handle)->is_blocking;
+}
+
 /* What is queued runs all the same. */
 void standin__stream_destroy(CUstream handle)
 {

@@ -47,6 +47,13 @@ void standin_fail_nth(const char *function, uint64_t n, CUresult result);
 /* Calls since the reset; NULL: of all functions. */
 uint64_t standin_calls(const char *function);
 
+/* The calling thread begins to capture a stream, as by cuStreamBeginCapture. What is captured is
+ * not kept: nothing may be queued on the stream. */
+void standin_capture_begin(CUstream stream, CUstreamCaptureMode mode);
+
+/* Ends it. False: some call has broken the capture. */
+bool standin_capture_end(CUstream stream);
+
 /* Bytes that were not given back: device memory, reserved addresses, pinned host memory. */
 uint64_t standin_live_bytes(void);
 
@@ -64,6 +71,8 @@ typedef struct standin_control {
     void (*seed)(uint64_t seed);
     void (*fail_nth)(const char *function, uint64_t n, CUresult result);
     uint64_t (*calls)(const char *function);
+    void (*capture_begin)(CUstream stream, CUstreamCaptureMode mode);
+    bool (*capture_end)(CUstream stream);
     uint64_t (*live_bytes)(void);
     uint64_t (*live_objects)(void);
     void (*reset)(void);
@@ -85,6 +94,8 @@ static inline bool standin_find(standin_control *control)
            standin_find_one(library, "standin_seed", &control->seed) &&
            standin_find_one(library, "standin_fail_nth", &control->fail_nth) &&
            standin_find_one(library, "standin_calls", &control->calls) &&
+           standin_find_one(library, "standin_capture_begin", &control->capture_begin) &&
+           standin_find_one(library, "standin_capture_end", &control->capture_end) &&
            standin_find_one(library, "standin_live_bytes", &control->live_bytes) &&
            standin_find_one(library, "standin_live_objects", &control->live_objects) &&
            standin_find_one(library, "standin_reset", &control->reset);

@@ -703,6 +703,75 @@ static void threads_share_it(void **state)
     assert_int_equal(standin_live_bytes(), 2 * BYTES);
 }
 
+/* --------------------------------------------------------------------------------- capture -- */
+
+static void *make_wait(void *mode)
+{
+    ok(cuCtxPushCurrent(context));
+    ok(cuThreadExchangeStreamCaptureMode(mode));
+    CUresult result = cuStreamSynchronize(b);
+    ok(cuCtxPopCurrent(NULL));
+    return result == CUDA_SUCCESS ? mode : NULL;
+}
+
+/* Whether a thread in `mode` may wait while `a` is captured in mode `of`; if not, it breaks it. */
+static bool may_wait(CUstreamCaptureMode of, CUstreamCaptureMode mode, bool is_another)
+{
+    pthread_t thread;
+    void *done;
+    standin_capture_begin(a, of);
+    if (is_another) {
+        same((uint64_t)pthread_create(&thread, NULL, make_wait, &mode), 0);
+        same((uint64_t)pthread_join(thread, &done), 0);
+    } else {
+        done = make_wait(&mode); /* which is then what it was */
+        ok(cuThreadExchangeStreamCaptureMode(&mode));
+    }
+    same(standin_capture_end(a), done != NULL);
+    return done != NULL;
+}
+
+static void a_capture_is_broken_by_the_rules_of_its_mode(void **state)
+{
+    (void)state;
+    enum { GLOBAL, LOCAL, RELAXED };
+    for (int of = GLOBAL; of <= RELAXED; of++)
+        for (int mode = GLOBAL; mode <= RELAXED; mode++) {
+            bool free_here = of == RELAXED || mode == RELAXED;
+            bool free_there = free_here || of == LOCAL || mode == LOCAL;
+            CUstreamCaptureMode c = (CUstreamCaptureMode)of, m = (CUstreamCaptureMode)mode;
+            assert_true(may_wait(c, m, false) == free_here);
+            assert_true(may_wait(c, m, true) == free_there);
+        }
+}
+
+static void fill_a_captured_stream(void)
+{
+    standin_capture_begin(a, CU_STREAM_CAPTURE_MODE_RELAXED);
+    fill(memory, 1, a);
+}
+
+static void what_would_be_captured_is_not_meant(void **state)
+{
+    (void)state;
+    aborts(fill_a_captured_stream, "captured", "cuMemsetD8Async");
+}
+
+static void the_default_stream_breaks_a_blocking_streams_capture(void **state)
+{
+    (void)state;
+    CUstream blocking;
+    CUstreamCaptureStatus status;
+    ok(cuStreamCreate(&blocking, CU_STREAM_DEFAULT));
+    standin_capture_begin(blocking, CU_STREAM_CAPTURE_MODE_RELAXED);
+    assert_int_equal(cuStreamIsCapturing(NULL, &status), CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
+    ok(cuStreamIsCapturing(blocking, &status));
+    assert_int_equal(status, CU_STREAM_CAPTURE_STATUS_ACTIVE);
+    assert_int_equal(cuMemsetD8Async(memory, 1, BYTES, NULL), CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
+    assert_false(standin_capture_end(blocking));
+    ok(cuStreamDestroy(blocking));
+}
+
 #define TEST(function) cmocka_unit_test_setup_teardown(function, begin, end)
 
 int main(void)
@@ -727,6 +796,9 @@ int main(void)
         TEST(managed_memory_is_one_for_host_and_device),
         TEST(the_nth_call_fails_once),
         TEST(threads_share_it),
+        TEST(a_capture_is_broken_by_the_rules_of_its_mode),
+        TEST(what_would_be_captured_is_not_meant),
+        TEST(the_default_stream_breaks_a_blocking_streams_capture),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -8,6 +8,7 @@
  *   blocks.c   memory: what was given, what was taken back, how much is left
  *   order.c    who touched which bytes last, and whether somebody ordered it
  *   queue.c    streams, events, the operations that wait, and when they run
+ *   capture.c  streams that are being captured, and who breaks that
  *   kernels.c  what our kernels touch and do
  *   objects.c  handles that are live
  *   driver*.c  the driver's functions
@@ -173,6 +174,7 @@ typedef struct standin_copy {
 typedef struct standin_launch standin_launch;
 
 CUresult standin__stream_create(CUstream *stream, bool is_blocking);
+bool standin__stream_is_blocking(CUstream stream);
 void standin__stream_destroy(CUstream stream);
 void standin__stream_sync(CUstream stream);
 void standin__queue_copy(const standin_copy *copy, CUstream stream);
@@ -199,6 +201,18 @@ bool standin__launches_done(const void *module); /* the host has waited for all 
 void standin__queue_seed(uint64_t seed);
 uint64_t standin__streams_open(void);
 void standin__queue_reset(void);
+
+/* ----------------------------------------------------------------------------------- capture -- */
+
+/* Before a call that is potentially unsafe: if the thread's mode forbids it, the captures that do
+ * are invalid from now on, and the answer is an error. */
+CUresult standin__capture_unsafe(void);
+
+/* Before something is queued on the stream. Dies if it is captured: what our library queues is to
+ * run. Work on the default stream breaks the captures of blocking ones. */
+CUresult standin__capture_use(CUstream stream);
+CUresult standin__capture_sync(CUstream stream); /* likewise; waiting for a capture breaks it */
+void standin__captures_reset(void);
 
 /* ----------------------------------------------------------------------------------- kernels -- */
 
