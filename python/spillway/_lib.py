@@ -52,9 +52,10 @@ def _find(name, override):
 
 
 def _load():
-    path = _find("libspillway.so", "SPILLWAY_LIB")
+    # By the name that the hook asks for: another name would load the library a second time.
+    path = _find("libspillway.so.0", "SPILLWAY_LIB")
     if not path:
-        raise ImportError("libspillway.so is not beside the package: install the wheel, run `make`,"
+        raise ImportError("libspillway.so.0 is not beside the package: install the wheel, run `make`,"
                           " or let SPILLWAY_LIB name it")
     library = c.CDLL(path)
     library.spw_last_error.restype = c.c_char_p
