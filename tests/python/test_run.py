@@ -117,7 +117,7 @@ def test_without_a_library_the_line_says_so(run, tmp_path):
     shutil.copytree(PACKAGE, copy)
     done = run("--version", SPILLWAY_LIB=str(tmp_path / "nowhere.so"),
                PYTHONPATH=str(tmp_path / "python"))
-    assert done.returncode == 1 and "libspillway.so is not beside the package" in done.stderr
+    assert done.returncode == 1 and "libspillway.so.0 is not beside the package" in done.stderr
 
 
 # --------------------------------------------------------------------------- the environment --
