@@ -44,11 +44,6 @@ static const spw__adam_consts consts = {
     .decay = 1.0f,
 };
 
-static uint64_t type_bytes(spw_type type)
-{
-    return type == SPW_FP32 ? 4 : 2;
-}
-
 static void *take(char **at, uint64_t bytes)
 {
     void *taken = *at;
@@ -77,14 +72,14 @@ static void fill_gradients(const bench *b)
 static int prepare(bench *b, spw_type type, bool is_8bit)
 {
     uint64_t state = is_8bit ? 1 : 4, blocks = (b->n + SPW__BLOCK - 1) / SPW__BLOCK;
-    b->memory_bytes = b->n * (2 * type_bytes(type) + 2 * state) + 8 * blocks + 6 * 4096;
+    b->memory_bytes = b->n * (2 * spw__type_bytes(type) + 2 * state) + 8 * blocks + 6 * 4096;
     char *at = b->memory = spw__map(b->memory_bytes);
     if (!at)
         return SPW_EHOSTMEM;
     memset(b->memory, 0, b->memory_bytes);
     b->run = (spw__adam_run){.n = b->n, .consts = &consts, .p_type = type, .g_type = type};
-    b->run.p = take(&at, b->n * type_bytes(type));
-    b->run.g = take(&at, b->n * type_bytes(type));
+    b->run.p = take(&at, b->n * spw__type_bytes(type));
+    b->run.g = take(&at, b->n * spw__type_bytes(type));
     b->run.m = take(&at, b->n * state);
     b->run.v = take(&at, b->n * state);
     if (is_8bit) {
@@ -97,7 +92,7 @@ static int prepare(bench *b, spw_type type, bool is_8bit)
 
 static double bytes_moved(const bench *b)
 {
-    double element = 3.0 * (double)type_bytes(b->run.p_type);
+    double element = 3.0 * (double)spw__type_bytes(b->run.p_type);
     element += b->run.absmax_m ? 4.0 + 16.0 / SPW__BLOCK : 16.0;
     return element * (double)b->n;
 }

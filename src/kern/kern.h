@@ -21,6 +21,11 @@ enum {
     SPW__SPLIT = 4096, /* runs of one tensor are split at multiples of this */
 };
 
+static inline uint64_t spw__type_bytes(spw_type type)
+{
+    return type == SPW_FP32 ? 4 : 2;
+}
+
 /* A parameter's hyper-parameters in one step. */
 typedef struct spw__adam_hyper {
     double lr, beta1, beta2, eps, weight_decay;

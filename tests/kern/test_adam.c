@@ -34,9 +34,9 @@ static uint64_t n_blocks(uint64_t n)
 static uint64_t bytes_of(const tensor *t, const void *array)
 {
     if (array == t->p)
-        return t->n * (t->p_type == SPW_FP32 ? 4 : 2);
+        return t->n * spw__type_bytes(t->p_type);
     if (array == t->g)
-        return t->n * (t->g_type == SPW_FP32 ? 4 : 2);
+        return t->n * spw__type_bytes(t->g_type);
     if (array == t->m || array == t->v)
         return t->n * (t->is_8bit ? 1 : 4);
     return n_blocks(t->n) * 4;
@@ -59,8 +59,8 @@ static void check_guard(const tensor *t, const unsigned char *array)
 static tensor tensor_make(uint64_t n, spw_type p_type, spw_type g_type, bool is_8bit)
 {
     tensor t = {.n = n, .p_type = p_type, .g_type = g_type, .is_8bit = is_8bit};
-    t.p = guarded(n * (p_type == SPW_FP32 ? 4 : 2));
-    t.g = guarded(n * (g_type == SPW_FP32 ? 4 : 2));
+    t.p = guarded(n * spw__type_bytes(p_type));
+    t.g = guarded(n * spw__type_bytes(g_type));
     t.m = guarded(n * (is_8bit ? 1 : 4));
     t.v = guarded(n * (is_8bit ? 1 : 4));
     t.absmax_m = guarded(n_blocks(n) * 4);
@@ -101,8 +101,8 @@ static void fill(tensor *t, uint64_t seed)
 static spw__adam_run run_of(const tensor *t, uint64_t first, uint64_t last)
 {
     spw__adam_run run = {.n = last - first, .consts = &usual};
-    run.p = t->p + first * (t->p_type == SPW_FP32 ? 4 : 2);
-    run.g = t->g + first * (t->g_type == SPW_FP32 ? 4 : 2);
+    run.p = t->p + first * spw__type_bytes(t->p_type);
+    run.g = t->g + first * spw__type_bytes(t->g_type);
     run.m = t->m + first * (t->is_8bit ? 1 : 4);
     run.v = t->v + first * (t->is_8bit ? 1 : 4);
     run.p_type = t->p_type;

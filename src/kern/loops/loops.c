@@ -26,11 +26,6 @@ ALWAYS_INLINE void store(void *data, spw_type type, uint64_t i, float value)
         ((uint16_t *)data)[i] = spw__bf16_of_float(value);
 }
 
-ALWAYS_INLINE size_t type_bytes(spw_type type)
-{
-    return type == SPW_FP32 ? 4 : 2;
-}
-
 /* ---------------------------------------------------------------------------- 32-bit state -- */
 
 ALWAYS_INLINE void adam32(const spw__adam_run *run, spw_type p_type, spw_type g_type)
@@ -134,12 +129,12 @@ ALWAYS_INLINE void adam8_tail(const spw__adam_run *run, const spw__code_maps *ma
     whole.g = room_for(&g, g_type);
     whole.m = memset(m, SPW__CODE_ZERO, sizeof m);
     whole.v = v;
-    memcpy(whole.p, run->p, n * type_bytes(p_type));
-    memcpy(room_for(&g, g_type), run->g, n * type_bytes(g_type));
+    memcpy(whole.p, run->p, n * spw__type_bytes(p_type));
+    memcpy(room_for(&g, g_type), run->g, n * spw__type_bytes(g_type));
     memcpy(m, run->m, n);
     memcpy(v, run->v, n);
     adam8_block(&whole, maps, p_type, g_type);
-    memcpy(run->p, whole.p, n * type_bytes(p_type));
+    memcpy(run->p, whole.p, n * spw__type_bytes(p_type));
     memcpy(run->m, m, n);
     memcpy(run->v, v, n);
 }
@@ -150,8 +145,8 @@ ALWAYS_INLINE void adam8(const spw__adam_run *run, const spw__code_maps *maps, s
     spw__adam_run at = *run;
     for (; at.n >= SPW__BLOCK; at.n -= SPW__BLOCK) {
         adam8_block(&at, maps, p_type, g_type);
-        at.p = (char *)at.p + SPW__BLOCK * type_bytes(p_type);
-        at.g = (const char *)at.g + SPW__BLOCK * type_bytes(g_type);
+        at.p = (char *)at.p + SPW__BLOCK * spw__type_bytes(p_type);
+        at.g = (const char *)at.g + SPW__BLOCK * spw__type_bytes(g_type);
         at.m = (uint8_t *)at.m + SPW__BLOCK;
         at.v = (uint8_t *)at.v + SPW__BLOCK;
         at.absmax_m++;
