@@ -19,6 +19,7 @@
 enum {
     SPW__BLOCK = 256,  /* elements that share an absmax */
     SPW__SPLIT = 4096, /* runs of one tensor are split at multiples of this */
+    SPW__TYPES = 3,    /* of spw_type */
 };
 
 static inline uint64_t spw__type_bytes(spw_type type)
