@@ -5,6 +5,7 @@
  * read. One line a case: median and range of GB/s, and the median's share of triad (the mean of a
  * run before and one after, to show drift).
  */
+#include "base/half.h"
 #include "base/mem.h"
 #include "cli/triad.h"
 #include "dev/dev.h"
@@ -44,11 +45,6 @@ static const spw__adam_consts consts = {
     .decay = 1.0f,
 };
 
-static uint64_t type_bytes(spw_type type)
-{
-    return type == SPW_FP32 ? 4 : 2;
-}
-
 static void *take(char **at, uint64_t bytes)
 {
     void *taken = *at;
@@ -69,22 +65,24 @@ static void fill_gradients(const bench *b)
         memcpy(&bits, &g, sizeof bits);
         if (b->run.g_type == SPW_FP32)
             ((float *)b->run.g)[i] = g;
-        else
+        else if (b->run.g_type == SPW_BF16)
             ((uint16_t *)b->run.g)[i] = (uint16_t)(bits >> 16);
+        else
+            ((uint16_t *)b->run.g)[i] = spw__fp16_of_float(g);
     }
 }
 
 static int prepare(bench *b, spw_type type, bool is_8bit)
 {
     uint64_t state = is_8bit ? 1 : 4, blocks = (b->n + SPW__BLOCK - 1) / SPW__BLOCK;
-    b->memory_bytes = b->n * (2 * type_bytes(type) + 2 * state) + 8 * blocks + 6 * 4096;
+    b->memory_bytes = b->n * (2 * spw__type_bytes(type) + 2 * state) + 8 * blocks + 6 * 4096;
     char *at = b->memory = spw__map(b->memory_bytes);
     if (!at)
         return SPW_EHOSTMEM;
     memset(b->memory, 0, b->memory_bytes);
     b->run = (spw__adam_run){.n = b->n, .consts = &consts, .p_type = type, .g_type = type};
-    b->run.p = take(&at, b->n * type_bytes(type));
-    b->run.g = take(&at, b->n * type_bytes(type));
+    b->run.p = take(&at, b->n * spw__type_bytes(type));
+    b->run.g = take(&at, b->n * spw__type_bytes(type));
     b->run.m = take(&at, b->n * state);
     b->run.v = take(&at, b->n * state);
     if (is_8bit) {
@@ -97,7 +95,7 @@ static int prepare(bench *b, spw_type type, bool is_8bit)
 
 static double bytes_moved(const bench *b)
 {
-    double element = 3.0 * (double)type_bytes(b->run.p_type);
+    double element = 3.0 * (double)spw__type_bytes(b->run.p_type);
     element += b->run.absmax_m ? 4.0 + 16.0 / SPW__BLOCK : 16.0;
     return element * (double)b->n;
 }
@@ -110,6 +108,7 @@ static int ascending(const void *a, const void *b)
 
 static int measure(bench *b, spw_type type, bool is_8bit)
 {
+    static const char *const names[SPW__TYPES] = {"fp32", "bf16", "fp16"};
     double gbs[64];
     if (prepare(b, type, is_8bit) < 0)
         return -1;
@@ -123,9 +122,8 @@ static int measure(bench *b, spw_type type, bool is_8bit)
     triad = (triad + spw__triad_gbs(b->device.pool)) / 2;
     qsort(gbs, (size_t)b->steps, sizeof *gbs, ascending);
     double median = gbs[b->steps / 2];
-    printf("%s p and g, %s state: %.2f GB/s (%.2f .. %.2f), triad %.2f, share %.2f\n",
-           type == SPW_FP32 ? "fp32" : "bf16", is_8bit ? "8-bit" : "32-bit", median, gbs[0],
-           gbs[b->steps - 1], triad, median / triad);
+    printf("%s p and g, %s state: %.2f GB/s (%.2f .. %.2f), triad %.2f, share %.2f\n", names[type],
+           is_8bit ? "8-bit" : "32-bit", median, gbs[0], gbs[b->steps - 1], triad, median / triad);
     spw__unmap(b->memory, b->memory_bytes);
     return 0;
 }
@@ -140,8 +138,8 @@ int main(int argc, char **argv)
         return 2;
     }
     int rc = spw__pool_create(argc > 2 ? (unsigned)atoi(argv[2]) : 0, &b.device.pool);
-    for (int i = 0; i < 4 && rc == 0; i++)
-        rc = measure(&b, i & 1 ? SPW_BF16 : SPW_FP32, i & 2);
+    for (int i = 0; i < 2 * SPW__TYPES && rc == 0; i++)
+        rc = measure(&b, (spw_type)(i % SPW__TYPES), i / SPW__TYPES);
     if (rc < 0)
         fprintf(stderr, "kern_adam: %s\n", spw_last_error());
     spw__pool_destroy(b.device.pool);

@@ -278,6 +278,7 @@ typedef struct spw_optim spw_optim;
 typedef enum spw_type {
     SPW_FP32 = 0,
     SPW_BF16 = 1,
+    SPW_FP16 = 2, /* IEEE binary16: a parameter past 65519 in magnitude is stored as an infinity */
 } spw_type;
 
 typedef enum spw_state {

@@ -19,7 +19,13 @@
 enum {
     SPW__BLOCK = 256,  /* elements that share an absmax */
     SPW__SPLIT = 4096, /* runs of one tensor are split at multiples of this */
+    SPW__TYPES = 3,    /* of spw_type */
 };
+
+static inline uint64_t spw__type_bytes(spw_type type)
+{
+    return type == SPW_FP32 ? 4 : 2;
+}
 
 /* A parameter's hyper-parameters in one step. */
 typedef struct spw__adam_hyper {

@@ -51,11 +51,6 @@ static span span_of(uint64_t n, uint64_t start, uint64_t from, uint64_t to)
     return (span){.first = first, .n = last - first};
 }
 
-static size_t type_bytes(spw_type type)
-{
-    return type == SPW_FP32 ? 4 : 2;
-}
-
 /* ---------------------------------------------------------------------------------- AdamW -- */
 
 typedef struct adam_work {
@@ -69,8 +64,8 @@ static spw__adam_run part_of_run(const spw__adam_run *run, span s)
 {
     spw__adam_run part = *run;
     size_t state_bytes = run->absmax_m ? 1 : sizeof(float);
-    part.p = (char *)run->p + s.first * type_bytes(run->p_type);
-    part.g = (const char *)run->g + s.first * type_bytes(run->g_type);
+    part.p = (char *)run->p + s.first * spw__type_bytes(run->p_type);
+    part.g = (const char *)run->g + s.first * spw__type_bytes(run->g_type);
     part.m = (char *)run->m + s.first * state_bytes;
     part.v = (char *)run->v + s.first * state_bytes;
     if (run->absmax_m) {
@@ -131,10 +126,10 @@ typedef struct norm_work {
 
 static void norm_span(const norm_work *work, const spw__norm_run *run, span s, double *sums)
 {
-    const char *g = (const char *)run->g + s.first * type_bytes(run->type);
+    const char *g = (const char *)run->g + s.first * spw__type_bytes(run->type);
     for (uint64_t done = 0; done < s.n; done += SPW__SPLIT) {
         uint64_t n = s.n - done < SPW__SPLIT ? s.n - done : SPW__SPLIT;
-        *sums++ = work->loops->square_sum[run->type](g + done * type_bytes(run->type), n);
+        *sums++ = work->loops->square_sum[run->type](g + done * spw__type_bytes(run->type), n);
     }
 }
 

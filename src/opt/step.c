@@ -71,8 +71,8 @@ static spw__adam_run make_run(const spw_optim *optim, const spw__piece *piece, c
     const spw__param *param = &optim->params[piece->param];
     spw__parts parts = spw__piece_parts(param->is_8bit, piece->n);
     char *state = page + piece->offset;
-    uint64_t p_bytes = param->type == SPW_BF16 ? 2 : 4;
-    uint64_t g_bytes = param->grad_type == SPW_BF16 ? 2 : 4;
+    uint64_t p_bytes = spw__type_bytes(param->type);
+    uint64_t g_bytes = spw__type_bytes(param->grad_type);
     bool quantised = param->is_8bit;
     return (spw__adam_run){
         .p = (char *)param->data + piece->first * p_bytes,

@@ -125,20 +125,6 @@ const spw__tensor *spw__shards_find(const spw__shards *shards, const char *name,
     return NULL;
 }
 
-/* IEEE binary16, exactly. */
-static float float_of_fp16(uint16_t half)
-{
-    uint32_t sign = (uint32_t)(half & 0x8000u) << 16;
-    uint32_t exponent = half >> 10 & 31u, fraction = half & 0x3FFu;
-    if (exponent == 31)
-        return spw__float_of_bits(sign | 0x7F800000u | fraction << 13);
-    if (exponent == 0) {
-        float magnitude = (float)fraction * 0x1p-24f;
-        return sign ? -magnitude : magnitude;
-    }
-    return spw__float_of_bits(sign | (exponent + 112) << 23 | fraction << 13);
-}
-
 int spw__tensor_to_fp32(const spw__tensor *tensor, const char *path, uint64_t first, uint64_t n,
                         float *out)
 {
@@ -152,8 +138,8 @@ int spw__tensor_to_fp32(const spw__tensor *tensor, const char *path, uint64_t fi
     case SPW__DTYPE_F16:
         for (uint64_t i = 0; i < n; i++) {
             memcpy(&half, (const char *)halves + 2 * i, sizeof half); /* may lie at an odd byte */
-            out[i] =
-                tensor->dtype == SPW__DTYPE_BF16 ? spw__float_of_bf16(half) : float_of_fp16(half);
+            out[i] = tensor->dtype == SPW__DTYPE_BF16 ? spw__float_of_bf16(half)
+                                                      : spw__float_of_fp16(half);
         }
         return 0;
     default:

@@ -57,14 +57,18 @@ static inline void support_put(void *data, spw_type type, uint64_t i, float valu
 {
     if (type == SPW_FP32)
         ((float *)data)[i] = value;
-    else
+    else if (type == SPW_BF16)
         ((uint16_t *)data)[i] = spw__bf16_of_float(value);
+    else
+        ((uint16_t *)data)[i] = spw__fp16_of_float(value);
 }
 
 static inline float support_get(const void *data, spw_type type, uint64_t i)
 {
-    return type == SPW_FP32 ? ((const float *)data)[i]
-                            : spw__float_of_bf16(((const uint16_t *)data)[i]);
+    if (type == SPW_FP32)
+        return ((const float *)data)[i];
+    uint16_t half = ((const uint16_t *)data)[i];
+    return type == SPW_BF16 ? spw__float_of_bf16(half) : spw__float_of_fp16(half);
 }
 
 #endif

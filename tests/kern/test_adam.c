@@ -34,9 +34,9 @@ static uint64_t n_blocks(uint64_t n)
 static uint64_t bytes_of(const tensor *t, const void *array)
 {
     if (array == t->p)
-        return t->n * (t->p_type == SPW_FP32 ? 4 : 2);
+        return t->n * spw__type_bytes(t->p_type);
     if (array == t->g)
-        return t->n * (t->g_type == SPW_FP32 ? 4 : 2);
+        return t->n * spw__type_bytes(t->g_type);
     if (array == t->m || array == t->v)
         return t->n * (t->is_8bit ? 1 : 4);
     return n_blocks(t->n) * 4;
@@ -59,8 +59,8 @@ static void check_guard(const tensor *t, const unsigned char *array)
 static tensor tensor_make(uint64_t n, spw_type p_type, spw_type g_type, bool is_8bit)
 {
     tensor t = {.n = n, .p_type = p_type, .g_type = g_type, .is_8bit = is_8bit};
-    t.p = guarded(n * (p_type == SPW_FP32 ? 4 : 2));
-    t.g = guarded(n * (g_type == SPW_FP32 ? 4 : 2));
+    t.p = guarded(n * spw__type_bytes(p_type));
+    t.g = guarded(n * spw__type_bytes(g_type));
     t.m = guarded(n * (is_8bit ? 1 : 4));
     t.v = guarded(n * (is_8bit ? 1 : 4));
     t.absmax_m = guarded(n_blocks(n) * 4);
@@ -101,8 +101,8 @@ static void fill(tensor *t, uint64_t seed)
 static spw__adam_run run_of(const tensor *t, uint64_t first, uint64_t last)
 {
     spw__adam_run run = {.n = last - first, .consts = &usual};
-    run.p = t->p + first * (t->p_type == SPW_FP32 ? 4 : 2);
-    run.g = t->g + first * (t->g_type == SPW_FP32 ? 4 : 2);
+    run.p = t->p + first * spw__type_bytes(t->p_type);
+    run.g = t->g + first * spw__type_bytes(t->g_type);
     run.m = t->m + first * (t->is_8bit ? 1 : 4);
     run.v = t->v + first * (t->is_8bit ? 1 : 4);
     run.p_type = t->p_type;
@@ -178,11 +178,23 @@ static void reference(tensor *t)
 /* ------------------------------------------------------------------------------- same bits -- */
 
 static const uint64_t sizes[] = {0, 1, 7, 255, 256, 257, 511, 4095, 4096, 4097, 20000};
-enum { N_SIZES = sizeof sizes / sizeof *sizes, N_KINDS = 8 };
+enum {
+    N_SIZES = sizeof sizes / sizeof *sizes,
+    FIRST_8BIT = SPW__TYPES * SPW__TYPES,
+    N_KINDS = 2 * SPW__TYPES * SPW__TYPES
+};
+
+/* By kind: all pairs of types with 32-bit state, then with 8-bit state. */
+static tensor kind_zeros(int kind, uint64_t n)
+{
+    spw_type p_type = (spw_type)(kind % SPW__TYPES);
+    spw_type g_type = (spw_type)(kind / SPW__TYPES % SPW__TYPES);
+    return tensor_make(n, p_type, g_type, kind >= FIRST_8BIT);
+}
 
 static tensor kind_make(int kind, uint64_t n, uint64_t seed)
 {
-    tensor t = tensor_make(n, (spw_type)(kind & 1), (spw_type)(kind >> 1 & 1), kind >> 2 & 1);
+    tensor t = kind_zeros(kind, n);
     fill(&t, seed);
     return t;
 }
@@ -313,22 +325,60 @@ static void the_32bit_step_is_adamw_to_two_ulp_of_its_largest_term(void **state)
     tensor_free(&old);
 }
 
-static void a_bf16_parameter_is_the_rounded_fp32_result(void **state)
+static void check_rounded_once(spw_type type)
 {
-    (void)state;
-    tensor half = tensor_make(3000, SPW_BF16, SPW_BF16, false);
-    tensor full = tensor_make(3000, SPW_FP32, SPW_BF16, false);
+    tensor half = tensor_make(3000, type, type, false);
+    tensor full = tensor_make(3000, SPW_FP32, type, false);
+    tensor rounded = tensor_make(3000, type, type, false);
     fill(&half, 4);
     fill(&full, 4);
     for (uint64_t i = 0; i < half.n; i++)
-        support_put(full.p, SPW_FP32, i, support_get(half.p, SPW_BF16, i));
+        support_put(full.p, SPW_FP32, i, support_get(half.p, type, i));
     step_alone(&half);
     step_alone(&full);
     for (uint64_t i = 0; i < half.n; i++)
-        assert_int_equal(((uint16_t *)(void *)half.p)[i],
-                         spw__bf16_of_float(support_get(full.p, SPW_FP32, i)));
+        support_put(rounded.p, type, i, support_get(full.p, SPW_FP32, i));
+    assert_memory_equal(half.p, rounded.p, bytes_of(&half, half.p));
     tensor_free(&half);
     tensor_free(&full);
+    tensor_free(&rounded);
+}
+
+static void a_half_parameter_is_the_fp32_result_rounded_once(void **state)
+{
+    (void)state;
+    check_rounded_once(SPW_BF16);
+    check_rounded_once(SPW_FP16);
+}
+
+/* Subnormals, the largest, what overflows, NaN: the same at every vector width. */
+static void fp16_parameters_at_the_ends_of_their_range(void **state)
+{
+    (void)state;
+    static const float ends[] = {0x1p-24f, -0x1p-24f, 0x3FFp-24f, 65504.0f, -65504.0f,
+                                 INFINITY, -INFINITY, NAN,        0.0f,     -0.0f};
+    for (int level = 0; level < SPW__CPU_LEVELS; level++) {
+        const spw__loops *loops = spw__loops_at((enum spw__cpu_level)level);
+        for (int bits = 8; loops && bits <= 32; bits += 24) {
+            tensor ours = tensor_make(1000, SPW_FP16, SPW_FP16, bits == 8), theirs = ours;
+            theirs = tensor_make(1000, SPW_FP16, SPW_FP16, bits == 8);
+            for (uint64_t i = 0; i < ours.n; i++) {
+                support_put(ours.p, SPW_FP16, i, ends[i % 10]);
+                support_put(ours.g, SPW_FP16, i, ends[i / 10 % 10]);
+            }
+            memcpy(theirs.p, ours.p, bytes_of(&ours, ours.p));
+            memcpy(theirs.g, ours.g, bytes_of(&ours, ours.g));
+            spw__adam_run run = run_of(&ours, 0, ours.n);
+            if (bits == 8)
+                loops->adam8[SPW_FP16][SPW_FP16](&run, spw__code_maps_get());
+            else
+                loops->adam32[SPW_FP16][SPW_FP16](&run);
+            reference(&theirs);
+            assert_same(&ours, &theirs);
+            tensor_free(&ours);
+            tensor_free(&theirs);
+        }
+    }
 }
 
 /* -------------------------------------------------- 8-bit state against a search in double -- */
@@ -394,7 +444,7 @@ static const float bad[] = {INFINITY, -INFINITY, NAN};
 static void a_32bit_element_with_a_bad_gradient_stays_as_it_is(void **state)
 {
     (void)state;
-    for (int kind = 0; kind < 4; kind++) {
+    for (int kind = 0; kind < FIRST_8BIT; kind++) {
         tensor t = kind_make(kind, 1000, 6), old = kind_make(kind, 1000, 6);
         for (uint64_t i = 0; i < t.n; i += 7)
             support_put(t.g, t.g_type, i, bad[i % 3]);
@@ -415,7 +465,7 @@ static void a_32bit_element_with_a_bad_gradient_stays_as_it_is(void **state)
 static void an_8bit_element_with_a_bad_gradient_keeps_its_moments(void **state)
 {
     (void)state;
-    tensor t = kind_make(4, 1000, 8), old = kind_make(4, 1000, 8);
+    tensor t = kind_make(FIRST_8BIT, 1000, 8), old = kind_make(FIRST_8BIT, 1000, 8);
     const float *table_m = spw_code_table(1), *table_v = spw_code_table(0);
     for (uint64_t i = 0; i < t.n; i += 5)
         support_put(t.g, t.g_type, i, bad[i % 3]);
@@ -437,7 +487,7 @@ static void an_8bit_element_with_a_bad_gradient_keeps_its_moments(void **state)
 static void only_bad_gradients_change_no_parameter_and_no_absmax(void **state)
 {
     (void)state;
-    tensor t = kind_make(4, 512, 8), old = kind_make(4, 512, 8);
+    tensor t = kind_make(FIRST_8BIT, 512, 8), old = kind_make(FIRST_8BIT, 512, 8);
     for (uint64_t i = 0; i < t.n; i++) {
         support_put(t.g, t.g_type, i, NAN);
         t.m[i] = old.m[i] = (unsigned char)(i % SPW__BLOCK); /* the block's extreme is code 255 */
@@ -494,7 +544,7 @@ static void extreme_gradients_leave_no_nan(void **state)
     const float extremes[] = {1e-45f, 1e-40f, 1e-38f, 1e-22f, 1e18f, 1e22f, 3.4e38f, -3.4e38f};
     for (size_t e = 0; e < sizeof extremes / sizeof *extremes; e++)
         for (int kind = 0; kind < N_KINDS; kind++) {
-            tensor t = tensor_make(300, (spw_type)(kind & 1), (spw_type)(kind >> 1 & 1), kind >> 2);
+            tensor t = kind_zeros(kind, 300);
             for (uint64_t i = 0; i < t.n; i++)
                 support_put(t.g, t.g_type, i, i % 3 ? extremes[e] : 0.0f);
             for (int step = 0; step < 3; step++)
@@ -523,7 +573,8 @@ int main(void)
         cmocka_unit_test(every_vector_width_gives_the_bits_of_the_element_functions),
         cmocka_unit_test(threads_and_runs_do_not_change_a_bit),
         cmocka_unit_test(the_32bit_step_is_adamw_to_two_ulp_of_its_largest_term),
-        cmocka_unit_test(a_bf16_parameter_is_the_rounded_fp32_result),
+        cmocka_unit_test(a_half_parameter_is_the_fp32_result_rounded_once),
+        cmocka_unit_test(fp16_parameters_at_the_ends_of_their_range),
         cmocka_unit_test(codes_are_the_nearest_by_an_independent_search),
         cmocka_unit_test(a_32bit_element_with_a_bad_gradient_stays_as_it_is),
         cmocka_unit_test(an_8bit_element_with_a_bad_gradient_keeps_its_moments),

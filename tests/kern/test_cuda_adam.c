@@ -42,18 +42,13 @@ typedef struct pair {
 
 /* --------------------------------------------------------------------------------- tensors -- */
 
-static uint64_t type_bytes(spw_type type)
-{
-    return type == SPW_FP32 ? 4 : 2;
-}
-
 static uint64_t bytes_of(const tensor *t, int array)
 {
     switch (array) {
     case 0:
-        return t->n * type_bytes(t->p_type);
+        return t->n * spw__type_bytes(t->p_type);
     case 1:
-        return t->n * type_bytes(t->g_type);
+        return t->n * spw__type_bytes(t->g_type);
     case 2:
     case 3:
         return t->n * (t->is_8bit ? 1 : 4);
@@ -200,8 +195,8 @@ static spw__adam_run run_of(const pair *w, uint64_t index, uint64_t first, uint6
     for (int i = 0; i < ARRAYS; i++)
         at[i] = on_cuda ? memory_of(t, i) : (char *)t->host[i];
     uint64_t code = t->is_8bit ? 1 : 4;
-    spw__adam_run run = {.p = at[0] + first * type_bytes(t->p_type),
-                         .g = at[1] + first * type_bytes(t->g_type),
+    spw__adam_run run = {.p = at[0] + first * spw__type_bytes(t->p_type),
+                         .g = at[1] + first * spw__type_bytes(t->g_type),
                          .m = at[2] + first * code,
                          .v = at[3] + first * code,
                          .n = last - first,

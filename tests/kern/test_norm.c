@@ -15,7 +15,7 @@ typedef struct tensors {
 static void tensors_make(tensors *t, uint64_t seed)
 {
     for (int r = 0; r < N_RUNS; r++) {
-        spw_type type = r % 3 ? SPW_FP32 : SPW_BF16;
+        spw_type type = (const spw_type[]){SPW_BF16, SPW_FP32, SPW_FP16}[r % SPW__TYPES];
         t->data[r] = malloc(sizes[r] * 4 + 1);
         assert_non_null(t->data[r]);
         for (uint64_t i = 0; i < sizes[r]; i++)

@@ -20,11 +20,6 @@ struct standin_kernel {
     bool is_8bit;
 };
 
-static uint64_t type_bytes(spw_type type)
-{
-    return type == SPW_FP32 ? 4 : 2;
-}
-
 static uint64_t up(uint64_t n, uint64_t by)
 {
     return n / by + (n % by != 0);
@@ -46,8 +41,8 @@ static const spw__gpu_run *runs_of(const spw__gpu_adam_args *args)
 static void touch_run(const standin_kernel *kernel, const spw__gpu_run *run, standin_touches *t)
 {
     uint64_t code = kernel->is_8bit ? 1 : 4, absmax = up(run->n, SPW__BLOCK) * sizeof(float);
-    standin__touch(t, run->p, run->n * type_bytes(kernel->p_type), true);
-    standin__touch(t, run->g, run->n * type_bytes(kernel->g_type), false);
+    standin__touch(t, run->p, run->n * spw__type_bytes(kernel->p_type), true);
+    standin__touch(t, run->g, run->n * spw__type_bytes(kernel->g_type), false);
     standin__touch(t, run->m, run->n * code, true);
     standin__touch(t, run->v, run->n * code, true);
     if (kernel->is_8bit) {
@@ -149,7 +144,7 @@ static double group_sum(const spw__gpu_norm_run *run, uint64_t first)
     uint64_t n_sums = 0;
     for (; n_sums < SPW__GPU_GROUP && first < run->n; n_sums++, first += SPW__SPLIT) {
         uint64_t n = run->n - first < SPW__SPLIT ? run->n - first : SPW__SPLIT;
-        const char *g = (const char *)run->g + first * type_bytes(type);
+        const char *g = (const char *)run->g + first * spw__type_bytes(type);
         sums[n_sums] = spw__loops_get()->square_sum[type](g, n);
     }
     return sum_pairs(sums, n_sums);

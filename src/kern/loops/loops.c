@@ -8,27 +8,26 @@
 #define SPW_TEXT2(a) #a
 #define SPW_TEXT(a) SPW_TEXT2(a)
 
-/* The loops below are written once over both types; a constant type that reaches them by inlining
- * makes the four variants. */
+/* The loops below are written once over all types; a constant type that reaches them by inlining
+ * makes the nine variants. */
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
 
 ALWAYS_INLINE float load(const void *data, spw_type type, uint64_t i)
 {
-    return type == SPW_FP32 ? ((const float *)data)[i]
-                            : spw__float_of_bf16(((const uint16_t *)data)[i]);
+    if (type == SPW_FP32)
+        return ((const float *)data)[i];
+    uint16_t half = ((const uint16_t *)data)[i];
+    return type == SPW_BF16 ? spw__float_of_bf16(half) : spw__float_of_fp16(half);
 }
 
 ALWAYS_INLINE void store(void *data, spw_type type, uint64_t i, float value)
 {
     if (type == SPW_FP32)
         ((float *)data)[i] = value;
-    else
+    else if (type == SPW_BF16)
         ((uint16_t *)data)[i] = spw__bf16_of_float(value);
-}
-
-ALWAYS_INLINE size_t type_bytes(spw_type type)
-{
-    return type == SPW_FP32 ? 4 : 2;
+    else
+        ((uint16_t *)data)[i] = spw__fp16_of_float(value);
 }
 
 /* ---------------------------------------------------------------------------- 32-bit state -- */
@@ -55,7 +54,7 @@ ALWAYS_INLINE void adam32(const spw__adam_run *run, spw_type p_type, spw_type g_
 /* A block on its way: in fp32, small enough to stay in the first-level cache. */
 typedef struct block {
     float m[SPW__BLOCK], v[SPW__BLOCK];
-    float wide_p[SPW__BLOCK], wide_g[SPW__BLOCK]; /* where they are bf16 */
+    float wide_p[SPW__BLOCK], wide_g[SPW__BLOCK]; /* where they are halves */
     uint32_t most_m, most_v;                      /* largest spw__magnitude_bits */
 } block;
 
@@ -111,15 +110,15 @@ ALWAYS_INLINE void adam8_block(const spw__adam_run *run, const spw__code_maps *m
     *run->absmax_v = scale_v.absmax;
 }
 
-/* Room for a block of either type. */
+/* Room for a block of any type. */
 typedef struct narrow_block {
     float fp32[SPW__BLOCK];
-    uint16_t bf16[SPW__BLOCK];
+    uint16_t half[SPW__BLOCK];
 } narrow_block;
 
 ALWAYS_INLINE void *room_for(narrow_block *room, spw_type type)
 {
-    return type == SPW_FP32 ? (void *)room->fp32 : (void *)room->bf16;
+    return type == SPW_FP32 ? (void *)room->fp32 : (void *)room->half;
 }
 
 /* The tensor's last block, widened with elements that are zero and stay zero. */
@@ -134,12 +133,12 @@ ALWAYS_INLINE void adam8_tail(const spw__adam_run *run, const spw__code_maps *ma
     whole.g = room_for(&g, g_type);
     whole.m = memset(m, SPW__CODE_ZERO, sizeof m);
     whole.v = v;
-    memcpy(whole.p, run->p, n * type_bytes(p_type));
-    memcpy(room_for(&g, g_type), run->g, n * type_bytes(g_type));
+    memcpy(whole.p, run->p, n * spw__type_bytes(p_type));
+    memcpy(room_for(&g, g_type), run->g, n * spw__type_bytes(g_type));
     memcpy(m, run->m, n);
     memcpy(v, run->v, n);
     adam8_block(&whole, maps, p_type, g_type);
-    memcpy(run->p, whole.p, n * type_bytes(p_type));
+    memcpy(run->p, whole.p, n * spw__type_bytes(p_type));
     memcpy(run->m, m, n);
     memcpy(run->v, v, n);
 }
@@ -150,8 +149,8 @@ ALWAYS_INLINE void adam8(const spw__adam_run *run, const spw__code_maps *maps, s
     spw__adam_run at = *run;
     for (; at.n >= SPW__BLOCK; at.n -= SPW__BLOCK) {
         adam8_block(&at, maps, p_type, g_type);
-        at.p = (char *)at.p + SPW__BLOCK * type_bytes(p_type);
-        at.g = (const char *)at.g + SPW__BLOCK * type_bytes(g_type);
+        at.p = (char *)at.p + SPW__BLOCK * spw__type_bytes(p_type);
+        at.g = (const char *)at.g + SPW__BLOCK * spw__type_bytes(g_type);
         at.m = (uint8_t *)at.m + SPW__BLOCK;
         at.v = (uint8_t *)at.v + SPW__BLOCK;
         at.absmax_m++;
@@ -187,7 +186,7 @@ ALWAYS_INLINE double square_sum(const void *g, uint64_t n, spw_type type)
 
 /* ----------------------------------------------------------------------------------- table -- */
 
-#define VARIANT(p_name, p_type, g_name, g_type)                                                    \
+#define PAIR(p_name, p_type, g_name, g_type)                                                       \
     static void adam32_##p_name##_##g_name(const spw__adam_run *run)                               \
     {                                                                                              \
         adam32(run, p_type, g_type);                                                               \
@@ -197,24 +196,24 @@ ALWAYS_INLINE double square_sum(const void *g, uint64_t n, spw_type type)
         adam8(run, maps, p_type, g_type);                                                          \
     }
 
-VARIANT(fp32, SPW_FP32, fp32, SPW_FP32)
-VARIANT(fp32, SPW_FP32, bf16, SPW_BF16)
-VARIANT(bf16, SPW_BF16, fp32, SPW_FP32)
-VARIANT(bf16, SPW_BF16, bf16, SPW_BF16)
+#define PARAMETER(name, type)                                                                      \
+    PAIR(name, type, fp32, SPW_FP32)                                                               \
+    PAIR(name, type, bf16, SPW_BF16)                                                               \
+    PAIR(name, type, fp16, SPW_FP16)                                                               \
+    static double square_sum_##name(const void *g, uint64_t n)                                     \
+    {                                                                                              \
+        return square_sum(g, n, type);                                                             \
+    }
 
-static double square_sum_fp32(const void *g, uint64_t n)
-{
-    return square_sum(g, n, SPW_FP32);
-}
+PARAMETER(fp32, SPW_FP32)
+PARAMETER(bf16, SPW_BF16)
+PARAMETER(fp16, SPW_FP16)
 
-static double square_sum_bf16(const void *g, uint64_t n)
-{
-    return square_sum(g, n, SPW_BF16);
-}
+#define ROW(kind, name) {kind##_##name##_fp32, kind##_##name##_bf16, kind##_##name##_fp16}
 
 const spw__loops SPW_JOIN(spw__loops_, SPW_LOOPS_SUFFIX) = {
     .name = SPW_TEXT(SPW_LOOPS_SUFFIX),
-    .adam32 = {{adam32_fp32_fp32, adam32_fp32_bf16}, {adam32_bf16_fp32, adam32_bf16_bf16}},
-    .adam8 = {{adam8_fp32_fp32, adam8_fp32_bf16}, {adam8_bf16_fp32, adam8_bf16_bf16}},
-    .square_sum = {square_sum_fp32, square_sum_bf16},
+    .adam32 = {ROW(adam32, fp32), ROW(adam32, bf16), ROW(adam32, fp16)},
+    .adam8 = {ROW(adam8, fp32), ROW(adam8, bf16), ROW(adam8, fp16)},
+    .square_sum = {square_sum_fp32, square_sum_bf16, square_sum_fp16},
 };

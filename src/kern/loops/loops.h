@@ -15,11 +15,13 @@ typedef void spw__adam32_loop(const spw__adam_run *run);
 typedef void spw__adam8_loop(const spw__adam_run *run, const spw__code_maps *maps);
 typedef double spw__square_sum_loop(const void *g, uint64_t n);
 
+/* By [p_type][g_type]; adam8's run begins at a block. square_sum is by the gradient's type, of at
+ * most SPW__SPLIT elements, by kern.h's lanes. */
 typedef struct spw__loops {
-    const char *name;                    /* of the level: SPW_CPU_LEVEL */
-    spw__adam32_loop *adam32[2][2];      /* [p_type][g_type] */
-    spw__adam8_loop *adam8[2][2];        /* [p_type][g_type]; the run begins at a block */
-    spw__square_sum_loop *square_sum[2]; /* [type]; at most SPW__SPLIT elements, kern.h's lanes */
+    const char *name; /* of the level: SPW_CPU_LEVEL */
+    spw__adam32_loop *adam32[SPW__TYPES][SPW__TYPES];
+    spw__adam8_loop *adam8[SPW__TYPES][SPW__TYPES];
+    spw__square_sum_loop *square_sum[SPW__TYPES];
 } spw__loops;
 
 extern const spw__loops spw__loops_baseline;
