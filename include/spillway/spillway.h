@@ -278,7 +278,7 @@ typedef struct spw_optim spw_optim;
 typedef enum spw_type {
     SPW_FP32 = 0,
     SPW_BF16 = 1,
-    SPW_FP16 = 2, /* IEEE binary16: a parameter past 65519 in magnitude is stored as an infinity */
+    SPW_FP16 = 2, /* IEEE binary16: what comes to 65520 or more is stored as an infinity */
 } spw_type;
 
 typedef enum spw_state {
@@ -333,7 +333,7 @@ typedef struct spw_param {
     const void *grad; /* n elements of `grad_type`; NULL: no gradient yet */
     uint64_t n;       /* elements; 0 is allowed */
     spw_type type;
-    spw_type grad_type; /* may differ from `type` */
+    spw_type grad_type; /* any, whatever `type` is */
     uint32_t group;     /* index of its group */
     uint32_t bits;      /* of its state: 8 or 32 whatever its size; 0: by the optimizer's config */
 } spw_param;

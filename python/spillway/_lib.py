@@ -4,6 +4,7 @@ import os
 
 PAGING = {"auto": 0, "copy": 1, "mapped": 2, "unified": 3, "off": 4}
 STATE = {"32bit": 0, "8bit": 1}
+TYPES = {"float32": 0, "bfloat16": 1, "float16": 2}
 PARTS = {"m": 0, "v": 1, "absmax_m": 2, "absmax_v": 3}
 
 
@@ -95,9 +96,7 @@ def _call(name, *arguments):
 def _address(tensor):
     if tensor is None:
         return None
-    dtype = str(tensor.dtype)
-    if not dtype.endswith(("float32", "bfloat16")):
-        raise TypeError(f"a tensor of {dtype}: float32 and bfloat16 are known")
+    _type_of(tensor)
     contiguous = tensor.is_contiguous() if hasattr(tensor, "is_contiguous") else \
         tensor.flags.c_contiguous
     if not contiguous:
@@ -105,8 +104,12 @@ def _address(tensor):
     return tensor.data_ptr() if hasattr(tensor, "data_ptr") else tensor.ctypes.data
 
 
-def _is_bf16(tensor):
-    return int(tensor is not None and "bfloat16" in str(tensor.dtype))
+def _type_of(tensor):
+    """The spw_type of an array or tensor; TypeError for a dtype that has none."""
+    dtype = str(tensor.dtype).rpartition(".")[2]
+    if dtype not in TYPES:
+        raise TypeError(f"a tensor of {tensor.dtype}: {', '.join(TYPES)} are known")
+    return TYPES[dtype]
 
 
 def _count(tensor):
@@ -210,8 +213,8 @@ class Optim(_Handle):
         """Registers a tensor; returns its index. `bits` of its state: 8, 32, or 0 by its size."""
         if grad is not None and _count(grad) != _count(data):
             raise TypeError(f"a gradient of {_count(grad)} elements for a tensor of {_count(data)}")
-        param = _Param(name.encode(), _address(data), _address(grad), _count(data), _is_bf16(data),
-                       _is_bf16(data if grad is None else grad), group, bits)
+        param = _Param(name.encode(), _address(data), _address(grad), _count(data), _type_of(data),
+                       _type_of(data if grad is None else grad), group, bits)
         return _call("spw_optim_add", self._handle, c.byref(param))
 
     def set_pointers(self, index, data, grad):

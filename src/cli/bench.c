@@ -18,7 +18,7 @@ static const spw__option bench_options[] = {
     {"params", OPTION_PARAMS, "N", "elements of the one tensor; K, M, G allowed [50M]"},
     {"set", OPTION_SET, "one|lora448",
      "one tensor, or the 448 of a rank-64 LoRA of a 7B\n(159,907,840 elements) [one]"},
-    {"dtype", OPTION_DTYPE, "bf16|fp32", "parameters and gradients [bf16]"},
+    {"dtype", OPTION_DTYPE, "bf16|fp16|fp32", "parameters and gradients [bf16]"},
     {"steps", OPTION_STEPS, "N", "timed steps, after one that is not [5]"},
     {"json", OPTION_JSON, NULL, "one object on one line"},
     {NULL, 0, NULL, NULL},
@@ -58,7 +58,8 @@ static int parse_count(const char *value, uint64_t *count)
 static int take_option(bench_request *request, int code, const char *value)
 {
     static const char *const sets[] = {"one", "lora448", NULL};
-    static const char *const dtypes[] = {"bf16", "fp32", NULL};
+    static const char *const dtypes[] = {"bf16", "fp16", "fp32", NULL};
+    static const spw_type types[] = {SPW_BF16, SPW_FP16, SPW_FP32};
     int word = 0, rc = 0;
     uint64_t steps;
     switch (code) {
@@ -70,7 +71,7 @@ static int take_option(bench_request *request, int code, const char *value)
         return rc;
     case OPTION_DTYPE:
         rc = spw__option_word("dtype", value, dtypes, &word);
-        request->bench.dtype = word == 1 ? SPW_FP32 : SPW_BF16;
+        request->bench.dtype = types[word];
         return rc;
     case OPTION_STEPS:
         rc = spw__option_integer("steps", value, (const uint64_t[]){1, 1000000}, &steps);

@@ -44,7 +44,7 @@ static void lora_shapes(tensors *t)
 
 static void make_tensors(const spw__bench_step *bench, tensors *t)
 {
-    *t = (tensors){.type = bench->dtype, .element_bytes = bench->dtype == SPW_BF16 ? 2 : 4};
+    *t = (tensors){.type = bench->dtype, .element_bytes = bench->dtype == SPW_FP32 ? 4 : 2};
     if (bench->lora448)
         lora_shapes(t);
     else
@@ -76,10 +76,12 @@ static void fill_chunk(void *context, size_t chunk)
     end = end < f->t->elements ? end : f->t->elements;
     for (uint64_t i = chunk * (uint64_t)CHUNK; i < end; i++) {
         float value = made_up(i, f->salt) * f->scale;
-        if (f->t->type == SPW_BF16)
+        if (f->t->type == SPW_FP32)
+            ((float *)f->data)[i] = value;
+        else if (f->t->type == SPW_BF16)
             ((uint16_t *)f->data)[i] = spw__bf16_of_float(value);
         else
-            ((float *)f->data)[i] = value;
+            ((uint16_t *)f->data)[i] = spw__fp16_of_float(value);
     }
 }
 

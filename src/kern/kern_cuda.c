@@ -14,24 +14,19 @@
 #include "base/mem.h"
 #include "dev/cuda.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 enum {
     FEED_BUFFERS = 16,
     FEED_BYTES = 256 << 10,
+    PAIRS = SPW__TYPES * SPW__TYPES, /* of types: a parameter's and its gradient's */
+    KINDS = 2 * PAIRS,               /* of runs: 32-bit state, then 8-bit; each has its kernel */
 };
 
 /* The fatbin, embedded by kernels.S. */
 extern const unsigned char spw__kernels_fatbin[];
-
-/* By [8-bit][p_type][g_type], then the others. */
-static const char *const adam_names[2][2][2] = {
-    {{"spw_adam32_fp32_fp32", "spw_adam32_fp32_bf16"},
-     {"spw_adam32_bf16_fp32", "spw_adam32_bf16_bf16"}},
-    {{"spw_adam8_fp32_fp32", "spw_adam8_fp32_bf16"},
-     {"spw_adam8_bf16_fp32", "spw_adam8_bf16_bf16"}},
-};
 
 typedef struct feed_buffer {
     void *host;
@@ -42,7 +37,7 @@ typedef struct feed_buffer {
 typedef struct cuda_kern {
     spw__cuda *cuda;
     CUmodule module;
-    CUfunction adam[2][2][2];
+    CUfunction adam[KINDS];
     CUfunction norm_groups, norm_tensors, norm_total, begin;
     void *maps;     /* spw__code_maps on the device */
     spw__lock lock; /* guards the feed: held from taking a buffer to its launch */
@@ -81,13 +76,21 @@ static int get_function(cuda_kern *kern, const char *name, CUfunction *function)
     return SPW__CUDA_TRY(kern->cuda, cuModuleGetFunction(function, kern->module, name));
 }
 
+static int get_adam(cuda_kern *kern, int kind)
+{
+    static const char *const types[SPW__TYPES] = {"fp32", "bf16", "fp16"};
+    char name[32];
+    (void)snprintf(name, sizeof name, "spw_adam%d_%s_%s", kind < PAIRS ? 32 : 8,
+                   types[kind / SPW__TYPES % SPW__TYPES], types[kind % SPW__TYPES]);
+    return get_function(kern, name, &kern->adam[kind]);
+}
+
 /* In the context. */
 static int load_module(cuda_kern *kern)
 {
     int rc = SPW__CUDA_TRY(kern->cuda, cuModuleLoadData(&kern->module, spw__kernels_fatbin));
-    for (int i = 0; rc == 0 && i < 8; i++)
-        rc = get_function(kern, adam_names[i / 4][i / 2 % 2][i % 2],
-                          &kern->adam[i / 4][i / 2 % 2][i % 2]);
+    for (int kind = 0; rc == 0 && kind < KINDS; kind++)
+        rc = get_adam(kern, kind);
     if (rc == 0)
         rc = get_function(kern, "spw_norm_groups", &kern->norm_groups);
     if (rc == 0)
@@ -261,15 +264,15 @@ static int add_run(adam_batch *batch, const spw__adam_run *run)
 
 static int kind_of(const spw__adam_run *run)
 {
-    return (run->absmax_m ? 4 : 0) + (int)run->p_type * 2 + (int)run->g_type;
+    return (run->absmax_m ? PAIRS : 0) + (int)run->p_type * SPW__TYPES + (int)run->g_type;
 }
 
 static int adam_kind(cuda_kern *kern, int kind, const spw__adam_run *runs, uint64_t n_runs,
                      void *stream)
 {
     adam_batch batch = {.kern = kern,
-                        .function = kern->adam[kind / 4][kind / 2 % 2][kind % 2],
-                        .is_8bit = kind / 4,
+                        .function = kern->adam[kind],
+                        .is_8bit = kind >= PAIRS,
                         .stream = stream,
                         .args = {.maps = kern->maps}};
     int rc = 0;
@@ -291,7 +294,7 @@ static int cuda_adam(spw_device *device, const spw__adam_run *runs, uint64_t n_r
     for (uint64_t i = 0; i < n_runs; i++)
         kinds |= 1u << kind_of(&runs[i]);
     spw__lock_take(&kern->lock);
-    for (int kind = 0; rc == 0 && kind < 8; kind++)
+    for (int kind = 0; rc == 0 && kind < KINDS; kind++)
         if (kinds >> kind & 1)
             rc = adam_kind(kern, kind, runs, n_runs, stream);
     spw__lock_drop(&kern->lock);
@@ -392,7 +395,7 @@ static int queue_norm(cuda_table *table, const spw__norm_run *runs, uint64_t n_r
         uint64_t groups = 0;
         for (uint64_t i = 0; i < n; i++) {
             const spw__norm_run *run = &runs[first + i];
-            to[i] = (spw__gpu_norm_run){run->g, run->n, groups, run->type == SPW_BF16};
+            to[i] = (spw__gpu_norm_run){run->g, run->n, groups, run->type};
             uint64_t blocks = run->n / SPW__SPLIT + (run->n % SPW__SPLIT != 0);
             groups += (blocks + SPW__GPU_GROUP - 1) / SPW__GPU_GROUP;
         }

@@ -14,7 +14,8 @@ static pthread_once_t chosen_once = PTHREAD_ONCE_INIT;
 static bool has_v3(void)
 {
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-           __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2");
+           __builtin_cpu_supports("f16c") && __builtin_cpu_supports("bmi") &&
+           __builtin_cpu_supports("bmi2");
 }
 
 static bool has_v4(void)

@@ -141,7 +141,7 @@ static int check_param(const spw_optim *optim, const spw_param *param)
         return spw__error(SPW_EINVAL, "parameter %s: data is NULL", name);
     if (param->group >= optim->n_groups)
         return spw__error(SPW_EINVAL, "parameter %s: there is no group %u", name, param->group);
-    if ((unsigned)param->type > SPW_BF16 || (unsigned)param->grad_type > SPW_BF16)
+    if ((unsigned)param->type >= SPW__TYPES || (unsigned)param->grad_type >= SPW__TYPES)
         return spw__error(SPW_EINVAL, "parameter %s: type %d or %d is none of spw_type", name,
                           (int)param->type, (int)param->grad_type);
     if (param->bits != 0 && param->bits != 8 && param->bits != 32)
@@ -209,7 +209,7 @@ static int check_place(const spw__param *param, const spw_place *place)
 {
     if (!place->data && param->n)
         return spw__error(SPW_EINVAL, "parameter %s: data is NULL", param->name);
-    if ((unsigned)place->grad_type > SPW_BF16)
+    if ((unsigned)place->grad_type >= SPW__TYPES)
         return spw__error(SPW_EINVAL, "parameter %s: type %d is none of spw_type", param->name,
                           (int)place->grad_type);
     return 0;

@@ -8,7 +8,8 @@
 
 enum {
     N_SIZES = 9,
-    N_KINDS = 8,
+    FIRST_8BIT = SPW__TYPES * SPW__TYPES,
+    N_KINDS = 2 * FIRST_8BIT,
     MANY_RUNS = 4000, /* more than a buffer of the feed has room for */
     ARRAYS = 6,       /* p, g, m, v, absmax_m, absmax_v */
     STEPS = 5,
@@ -71,9 +72,9 @@ static void upload(const pair *w, const tensor *t, int array)
 static void make_tensor(pair *w, tensor *t, int kind, uint64_t n)
 {
     *t = (tensor){.n = n,
-                  .p_type = (spw_type)(kind & 1),
-                  .g_type = (spw_type)(kind >> 1 & 1),
-                  .is_8bit = kind >> 2 & 1,
+                  .p_type = (spw_type)(kind % SPW__TYPES),
+                  .g_type = (spw_type)(kind / SPW__TYPES % SPW__TYPES),
+                  .is_8bit = kind >= FIRST_8BIT,
                   .shift = n % 3 == 0 ? 4 : 0};
     for (int i = 0; i < ARRAYS; i++) {
         uint64_t bytes = bytes_of(t, i);
@@ -345,8 +346,10 @@ static void a_loss_scale_and_found_inf_are_read_on_the_device(void **state)
 static void more_runs_than_a_buffer_holds(void **state)
 {
     (void)state;
-    for (int kind = 0; kind < N_KINDS; kind += 3) { /* 0 and 3: 32-bit; 6: 8-bit */
-        uint64_t split = kind >= 4 ? SPW__BLOCK : 24;
+    const int kinds[] = {0, 4, 8, FIRST_8BIT + 2}; /* types alike, and one that mixes them */
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+        int kind = kinds[i];
+        uint64_t split = kind >= FIRST_8BIT ? SPW__BLOCK : 24;
         pair w;
         open_pair(&w, kind, split * MANY_RUNS - 5);
         seed((uint64_t)kind);
@@ -422,7 +425,7 @@ static void the_norm_of_a_large_tensor_has_the_cpus_bits(void **state)
     const uint64_t blocks[] = {32, 33, 63, 64, 65, 97, 300};
     for (size_t i = 0; i < sizeof blocks / sizeof *blocks; i++) {
         pair w;
-        open_pair(&w, 2, blocks[i] * SPW__SPLIT - i % 2 * 100);
+        open_pair(&w, (int)(i % FIRST_8BIT), blocks[i] * SPW__SPLIT - i % 2 * 100);
         new_gradient(&w, &w.tensors[0], false);
         norm_both(&w);
         close_pair(&w);

@@ -6,6 +6,8 @@
 
 #include <cmocka.h>
 
+#include "base/half.h"
+
 #include <spillway/spillway.h>
 
 #include <math.h>
@@ -24,6 +26,7 @@ typedef struct setup {
     uint64_t mem;
     uint32_t threads;
     spw_state state;
+    bool mixed; /* tensors of all pairs of types; else of fp32 */
 } setup;
 
 typedef struct rig {
@@ -32,7 +35,28 @@ typedef struct rig {
     spw_optim *optim;
     float *p[N_TENSORS], *g[N_TENSORS];
     uint64_t chance;
+    bool mixed;
 } rig;
+
+static spw_type p_type(const rig *r, int t)
+{
+    return r->mixed ? (spw_type)(t % 3) : SPW_FP32;
+}
+
+static spw_type g_type(const rig *r, int t)
+{
+    return r->mixed ? (spw_type)(t / 3 % 3) : SPW_FP32;
+}
+
+static void put(float *data, spw_type type, uint64_t i, float value)
+{
+    if (type == SPW_FP32)
+        data[i] = value;
+    else if (type == SPW_BF16)
+        ((uint16_t *)data)[i] = spw__bf16_of_float(value);
+    else
+        ((uint16_t *)data)[i] = spw__fp16_of_float(value);
+}
 
 static float next_value(rig *r)
 {
@@ -51,7 +75,7 @@ static void fill_gradients(rig *r)
 {
     for (int t = 0; t < N_TENSORS; t++)
         for (uint64_t i = 0; i < sizes[t]; i++)
-            r->g[t][i] = next_value(r) * 0.1f;
+            put(r->g[t], g_type(r, t), i, next_value(r) * 0.1f);
 }
 
 static void add_tensors(rig *r)
@@ -60,8 +84,13 @@ static void add_tensors(rig *r)
         r->p[t] = calloc(sizes[t] + 1, sizeof(float));
         r->g[t] = calloc(sizes[t] + 1, sizeof(float));
         for (uint64_t i = 0; i < sizes[t]; i++)
-            r->p[t][i] = next_value(r);
-        spw_param param = {.name = "t", .data = r->p[t], .grad = r->g[t], .n = sizes[t]};
+            put(r->p[t], p_type(r, t), i, next_value(r));
+        spw_param param = {.name = "t",
+                           .data = r->p[t],
+                           .grad = r->g[t],
+                           .n = sizes[t],
+                           .type = p_type(r, t),
+                           .grad_type = g_type(r, t)};
         assert_int_equal(spw_optim_add(r->optim, &param), t);
     }
 }
@@ -70,6 +99,7 @@ static void rig_open(rig *r, const setup *s)
 {
     memset(r, 0, sizeof *r);
     r->chance = 7;
+    r->mixed = s->mixed;
     spw_device_config device;
     spw_device_config_default(&device);
     device.mem = s->mem;
@@ -153,10 +183,11 @@ static void assert_same_as(const setup *s, const char *expected, size_t expected
     free(got);
 }
 
-static void check_same_bits(spw_state state)
+static void check_same_bits(spw_state state, bool mixed)
 {
     setup s = default_setup();
     s.state = state;
+    s.mixed = mixed;
     s.pager.paging = SPW_PAGING_OFF;
     size_t bytes;
     char *expected = result_of(&s, &bytes);
@@ -165,6 +196,7 @@ static void check_same_bits(spw_state state)
         char path[64];
         s = default_setup();
         s.state = state;
+        s.mixed = mixed;
         s.threads = 1u << (i % 4);
         s.mem = i % 3 ? 2 << 20 : 0;
         s.pager.paging = i % 8 == 7 ? SPW_PAGING_MAPPED : SPW_PAGING_COPY;
@@ -180,13 +212,20 @@ static void check_same_bits(spw_state state)
 static void same_bits_32bit(void **unused)
 {
     (void)unused;
-    check_same_bits(SPW_STATE_32BIT);
+    check_same_bits(SPW_STATE_32BIT, false);
 }
 
 static void same_bits_8bit(void **unused)
 {
     (void)unused;
-    check_same_bits(SPW_STATE_8BIT);
+    check_same_bits(SPW_STATE_8BIT, false);
+}
+
+static void same_bits_of_all_pairs_of_types(void **unused)
+{
+    (void)unused;
+    check_same_bits(SPW_STATE_32BIT, true);
+    check_same_bits(SPW_STATE_8BIT, true);
 }
 
 static void state_taken_out_and_put_back_goes_on_alike(void **unused)
@@ -330,6 +369,25 @@ static void refuses_bad_arguments(void **unused)
     rig_close(&r);
 }
 
+static void refuses_what_is_no_type(void **unused)
+{
+    (void)unused;
+    setup s = default_setup();
+    rig r;
+    rig_open(&r, &s);
+    static uint16_t p[4], g[4];
+    spw_param param = {.name = "h", .data = p, .grad = g, .n = 4, .type = SPW_FP16};
+    param.grad_type = (spw_type)(SPW_FP16 + 1);
+    assert_int_equal(spw_optim_add(r.optim, &param), SPW_EINVAL);
+    param.grad_type = SPW_FP16;
+    param.type = (spw_type)(SPW_FP16 + 1);
+    assert_int_equal(spw_optim_add(r.optim, &param), SPW_EINVAL);
+    assert_non_null(strstr(spw_last_error(), "spw_type"));
+    param.type = SPW_FP16;
+    assert_int_equal(spw_optim_add(r.optim, &param), N_TENSORS);
+    rig_close(&r);
+}
+
 static void groups_scale_the_learning_rate(void **unused)
 {
     (void)unused;
@@ -451,6 +509,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(same_bits_32bit),
         cmocka_unit_test(same_bits_8bit),
+        cmocka_unit_test(same_bits_of_all_pairs_of_types),
         cmocka_unit_test(state_taken_out_and_put_back_goes_on_alike),
         cmocka_unit_test(no_gradient_leaves_a_parameter_alone),
         cmocka_unit_test(a_norm_that_is_not_finite_skips_the_step),
@@ -460,6 +519,7 @@ int main(void)
         cmocka_unit_test(places_move_all_tensors_at_once),
         cmocka_unit_test(out_of_memory_at_the_first_step_loses_nothing),
         cmocka_unit_test(refuses_bad_arguments),
+        cmocka_unit_test(refuses_what_is_no_type),
         cmocka_unit_test(groups_scale_the_learning_rate),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -119,15 +119,50 @@ def test_with_torchs_own_sqrt_p_is_within_4_ulp(spw, hyper, step):
 
 
 @pytest.mark.parametrize("hyper", HYPER[:2])
-def test_bf16_parameters_are_the_fp32_step_rounded_once(spw, hyper):
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_parameters_are_the_fp32_step_rounded_once(spw, hyper, dtype):
     p, g, m, v = random_state(5003, seed=3)
-    p16, g16 = torch.from_numpy(p).bfloat16(), torch.from_numpy(g).bfloat16()
+    p16, g16 = torch.from_numpy(p).to(dtype), torch.from_numpy(g).to(dtype)
     wide = our_step(spw, p16.float(), g16.float(), m, v, 4, hyper)
     narrow = our_step(spw, p16, g16, m, v, 4, hyper)
     mixed = our_step(spw, p16, g16.float(), m, v, 4, hyper)
-    assert torch.equal(narrow[0], wide[0].bfloat16())
+    assert torch.equal(narrow[0], wide[0].to(dtype))
     assert torch.equal(mixed[0], narrow[0])
     assert np.array_equal(narrow[1], wide[1]) and np.array_equal(narrow[2], wide[2])
+
+
+def test_fp16_subnormals_and_overflow_are_torchs(spw):
+    hyper = dict(lr=1.0, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0)
+    tiny = torch.arange(-2047, 2048, dtype=torch.float64) * 2.0**-24
+    p = torch.cat([tiny, torch.tensor([65504.0, -65504.0, 65472.0, 1.0])]).half()
+    g = torch.full_like(p, 2.0**-24)  # a first step moves by lr, whatever the scale
+    g[-4:] = torch.tensor([-1.0, 1.0, -1.0, float("inf")])
+    zeros = np.zeros(p.numel(), np.float32)
+    small = dict(hyper, lr=2.0**-20)
+    wide = our_step(spw, p.float(), g.float(), zeros, zeros, 0, small)
+    assert torch.equal(our_step(spw, p, g, zeros, zeros, 0, small)[0], wide[0].half())
+    large = our_step(spw, p, g, zeros, zeros, 0, dict(hyper, lr=32.0))[0]
+    assert large[-4:].tolist() == [float("inf"), -float("inf"), 65504.0, 1.0]
+
+
+def test_fp16_goes_with_any_type(spw):
+    p, g, m, v = random_state(5003, seed=8, spread=3)
+    p, g = torch.from_numpy(p), torch.from_numpy(g).half()
+    wide = our_step(spw, p, g.float(), m, v, 4, HYPER[0])
+    narrow = our_step(spw, p, g, m, v, 4, HYPER[0])
+    assert torch.equal(narrow[0], wide[0]) and np.array_equal(narrow[1], wide[1])
+    mixed = our_step(spw, p.bfloat16(), g, m, v, 4, HYPER[0])
+    wide = our_step(spw, p.bfloat16().float(), g.float(), m, v, 4, HYPER[0])
+    assert torch.equal(mixed[0], wide[0].bfloat16())
+    array = p.half().numpy().copy()  # numpy has the type too
+    with spw.Device() as device, spw.Pager(device) as pager, spw.Optim(pager) as optim:
+        optim.add(array, g.numpy())
+        optim.step(1e-3)
+        assert not np.array_equal(array, p.half().numpy())
+        norm = np.sqrt(np.sum(np.square(g.numpy().astype(np.float64))))
+        assert optim.grad_norm() == pytest.approx(norm, rel=1e-12)
+        with pytest.raises(TypeError, match="float64"):
+            optim.add(np.zeros(4), None)
 
 
 def test_clipping_is_torchs(spw):
@@ -252,11 +287,11 @@ def check_codes(table, x, codes, absmax):
     wanted, margin = nearest(table, scaled)
     wrong = codes != wanted
     assert np.all(margin[wrong] <= 4 * ulp(scaled[wrong]))
-    assert np.mean(wrong) < 1e-2  # bf16 gradients have few values, some of them near a midpoint
+    assert np.mean(wrong) < 1e-2  # halves have few values, some of them near a midpoint
 
 
 @pytest.mark.parametrize("n", [4096, 5000, 70001])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_8bit_codes_are_the_nearest_ones(spw, n, dtype):
     hyper = dict(lr=1e-2, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.1)
     tables = [np.array(spw.code_table(signed), np.float64) for signed in (1, 0)]
@@ -278,7 +313,7 @@ def test_8bit_codes_are_the_nearest_ones(spw, n, dtype):
             for table, x, k in zip(tables, (m, v), "mv"):
                 check_codes(table, x, np.frombuffer(optim.get_part(0, k), np.uint8),
                             floats(optim.get_part(0, f"absmax_{k}")))
-            bits = 8 if dtype == "bfloat16" else 22
+            bits = {"float32": 22, "float16": 11, "bfloat16": 8}[dtype]
             assert np.allclose(p.double().numpy(), want_p, rtol=2.0**-bits, atol=1e-6)
 
 

@@ -117,7 +117,7 @@ static uint64_t touch_norm_runs(const standin_launch *launch, standin_touches *t
         require(launch, run->first_group == groups, "a tensor's first_group is not right");
         groups += groups_of(run->n);
         if (gradients)
-            standin__touch(t, run->g, run->n * (run->is_bf16 ? 2 : 4), false);
+            standin__touch(t, run->g, run->n * spw__type_bytes((spw_type)run->type), false);
     }
     standin__touch(t, args->groups, groups * sizeof(double), true);
     return groups;
@@ -139,7 +139,7 @@ static void touch_norm_tensors(const standin_launch *launch, standin_touches *t)
 
 static double group_sum(const spw__gpu_norm_run *run, uint64_t first)
 {
-    spw_type type = run->is_bf16 ? SPW_BF16 : SPW_FP32;
+    spw_type type = (spw_type)run->type;
     double sums[SPW__GPU_GROUP];
     uint64_t n_sums = 0;
     for (; n_sums < SPW__GPU_GROUP && first < run->n; n_sums++, first += SPW__SPLIT) {
@@ -247,7 +247,7 @@ static void play_begin(const standin_launch *launch)
 
 /* ----------------------------------------------------------------------------------- table -- */
 
-#define ADAM(bits, p_name, p, g_name, g)                                                           \
+#define KERNEL(bits, p_name, p, g_name, g)                                                         \
     {.name = "spw_adam" #bits "_" #p_name "_" #g_name,                                             \
      .touch = touch_adam,                                                                          \
      .play = play_adam,                                                                            \
@@ -257,15 +257,15 @@ static void play_begin(const standin_launch *launch)
      .g_type = g,                                                                                  \
      .is_8bit = bits == 8}
 
+#define PAIR(p_name, p, g_name, g) KERNEL(32, p_name, p, g_name, g), KERNEL(8, p_name, p, g_name, g)
+
+#define ADAM(name, p)                                                                              \
+    PAIR(name, p, fp32, SPW_FP32), PAIR(name, p, bf16, SPW_BF16), PAIR(name, p, fp16, SPW_FP16)
+
 static const standin_kernel kernels[] = {
-    ADAM(32, fp32, SPW_FP32, fp32, SPW_FP32),
-    ADAM(32, fp32, SPW_FP32, bf16, SPW_BF16),
-    ADAM(32, bf16, SPW_BF16, fp32, SPW_FP32),
-    ADAM(32, bf16, SPW_BF16, bf16, SPW_BF16),
-    ADAM(8, fp32, SPW_FP32, fp32, SPW_FP32),
-    ADAM(8, fp32, SPW_FP32, bf16, SPW_BF16),
-    ADAM(8, bf16, SPW_BF16, fp32, SPW_FP32),
-    ADAM(8, bf16, SPW_BF16, bf16, SPW_BF16),
+    ADAM(fp32, SPW_FP32),
+    ADAM(bf16, SPW_BF16),
+    ADAM(fp16, SPW_FP16),
     {.name = "spw_norm_groups",
      .touch = touch_norm_groups,
      .play = play_norm_groups,

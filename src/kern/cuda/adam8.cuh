@@ -106,19 +106,26 @@ adam8_block(P *p, const G *g, uint8_t *m, uint8_t *v, float *absmax_m, float *ab
     }
 }
 
-/* Two fp32 to bf16, the first in the low half. */
-DEVICE uint32_t pack_bf16(float low, float high)
+/* Two fp32 to halves, the first in the low one. */
+DEVICE uint32_t pack(bf16 *, float low, float high)
 {
     uint32_t both;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
     return both;
 }
 
-/* Rounds as spw__bf16_of_float does, but for the bits of a NaN. */
-DEVICE void store4_no_nan(uint16_t *x, four f)
+DEVICE uint32_t pack(fp16 *, float low, float high)
+{
+    uint32_t both;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+    return both;
+}
+
+/* Rounds as store4 does, but for the bits of a NaN. */
+template <typename T> DEVICE void store4_no_nan(T *x, four f)
 {
 #if __CUDA_ARCH__ >= 800
-    *(uint2 *)x = make_uint2(pack_bf16(f.at[0], f.at[1]), pack_bf16(f.at[2], f.at[3]));
+    *(uint2 *)x = make_uint2(pack(x, f.at[0], f.at[1]), pack(x, f.at[2], f.at[3]));
 #else
     store4(x, f);
 #endif

@@ -41,7 +41,7 @@ typedef struct spw__gpu_norm_run {
     const void *g;
     uint64_t n;
     uint64_t first_group; /* groups of the tensors before it */
-    uint64_t is_bf16;
+    uint64_t type;        /* spw_type */
 } spw__gpu_norm_run;
 
 typedef struct spw__gpu_norm_args {

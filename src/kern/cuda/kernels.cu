@@ -3,7 +3,7 @@
  *
  * What it is not: it decides nothing and reduces nothing that the CPU reduces in another order. One
  * kernel for each pair of types and each kind of state, so that one launch serves every run of the
- * resident set (C++ templates write the four out). A thread block takes its share of all tiles, in
+ * resident set (C++ templates write the nine out). A thread block takes its share of all tiles, in
  * a row: it finds the first one's run by bisection and walks on from there. Memory is touched once,
  * by 16 bytes a thread where elements are whole and aligned; what is left over has a path of its
  * own, so that the usual one has no branches.
@@ -78,11 +78,15 @@ extern "C" __global__ void __launch_bounds__(SPW__GPU_NORM_THREADS)
         body(&args);                                                                               \
     }
 
-KERNEL(spw_adam32_fp32_fp32, (adam32_tiles<float, float>), SPW__GPU_BLOCKS_32)
-KERNEL(spw_adam32_fp32_bf16, (adam32_tiles<float, uint16_t>), SPW__GPU_BLOCKS_32)
-KERNEL(spw_adam32_bf16_fp32, (adam32_tiles<uint16_t, float>), SPW__GPU_BLOCKS_32)
-KERNEL(spw_adam32_bf16_bf16, (adam32_tiles<uint16_t, uint16_t>), SPW__GPU_BLOCKS_32)
-KERNEL(spw_adam8_fp32_fp32, (adam8_tiles<float, float>), SPW__GPU_BLOCKS_8)
-KERNEL(spw_adam8_fp32_bf16, (adam8_tiles<float, uint16_t>), SPW__GPU_BLOCKS_8)
-KERNEL(spw_adam8_bf16_fp32, (adam8_tiles<uint16_t, float>), SPW__GPU_BLOCKS_8)
-KERNEL(spw_adam8_bf16_bf16, (adam8_tiles<uint16_t, uint16_t>), SPW__GPU_BLOCKS_8)
+#define PAIR(p_name, p, g_name, g)                                                                 \
+    KERNEL(spw_adam32_##p_name##_##g_name, (adam32_tiles<p, g>), SPW__GPU_BLOCKS_32)               \
+    KERNEL(spw_adam8_##p_name##_##g_name, (adam8_tiles<p, g>), SPW__GPU_BLOCKS_8)
+
+#define PARAMETER(name, p)                                                                         \
+    PAIR(name, p, fp32, float)                                                                     \
+    PAIR(name, p, bf16, bf16)                                                                      \
+    PAIR(name, p, fp16, fp16)
+
+PARAMETER(fp32, float)
+PARAMETER(bf16, bf16)
+PARAMETER(fp16, fp16)

@@ -29,6 +29,18 @@ template <typename G> DEVICE double block_sum(const G *g, int n)
     return sum;
 }
 
+DEVICE double sum_of(const spw__gpu_norm_run *run, uint64_t first, int n)
+{
+    switch (run->type) {
+    case SPW_FP32:
+        return block_sum((const float *)run->g + first, n);
+    case SPW_BF16:
+        return block_sum((const bf16 *)run->g + first, n);
+    default:
+        return block_sum((const fp16 *)run->g + first, n);
+    }
+}
+
 /* Neighbours in pairs over `n` values, one a lane, an odd one going up as it is; in lane 0. */
 DEVICE double pair_sum(double value, int n)
 {
@@ -61,8 +73,7 @@ extern "C" __global__ void __launch_bounds__(SPW__GPU_NORM_THREADS)
     uint64_t first = (first_block + warp) * SPW__SPLIT;
     if (first < run->n) {
         int n = run->n - first < SPW__SPLIT ? (int)(run->n - first) : SPW__SPLIT;
-        double sum = run->is_bf16 ? block_sum((const uint16_t *)run->g + first, n)
-                                  : block_sum((const float *)run->g + first, n);
+        double sum = sum_of(run, first, n);
         if (threadIdx.x % 32 == 0)
             sums[warp] = sum;
     }

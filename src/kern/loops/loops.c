@@ -2,6 +2,7 @@
 
 #include "kern/elements.h"
 #include "kern/loops/codes.h"
+#include "kern/loops/halves.h"
 
 #define SPW_JOIN2(a, b) a##b
 #define SPW_JOIN(a, b) SPW_JOIN2(a, b)
@@ -10,29 +11,10 @@
 
 /* The loops below are written once over all types; a constant type that reaches them by inlining
  * makes the nine variants. */
-#define ALWAYS_INLINE static inline __attribute__((always_inline))
-
-ALWAYS_INLINE float load(const void *data, spw_type type, uint64_t i)
-{
-    if (type == SPW_FP32)
-        return ((const float *)data)[i];
-    uint16_t half = ((const uint16_t *)data)[i];
-    return type == SPW_BF16 ? spw__float_of_bf16(half) : spw__float_of_fp16(half);
-}
-
-ALWAYS_INLINE void store(void *data, spw_type type, uint64_t i, float value)
-{
-    if (type == SPW_FP32)
-        ((float *)data)[i] = value;
-    else if (type == SPW_BF16)
-        ((uint16_t *)data)[i] = spw__bf16_of_float(value);
-    else
-        ((uint16_t *)data)[i] = spw__fp16_of_float(value);
-}
 
 /* ---------------------------------------------------------------------------- 32-bit state -- */
 
-ALWAYS_INLINE void adam32(const spw__adam_run *run, spw_type p_type, spw_type g_type)
+ALWAYS_INLINE void adam32_elements(const spw__adam_run *run, spw_type p_type, spw_type g_type)
 {
     const spw__adam_consts consts = *run->consts;
     void *restrict p = run->p;
@@ -49,6 +31,35 @@ ALWAYS_INLINE void adam32(const spw__adam_run *run, spw_type p_type, spw_type g_
     }
 }
 
+/* A block as if all of it were fp32. */
+ALWAYS_INLINE void adam32_block(const spw__adam_run *run, spw_type p_type, spw_type g_type)
+{
+    float wide_p[SPW__BLOCK], wide_g[SPW__BLOCK];
+    spw__adam_run wide = *run;
+    wide.p = p_type == SPW_FP32 ? run->p : wide_p;
+    wide.g = g_type == SPW_FP32 ? run->g : wide_g;
+    wide.n = SPW__BLOCK;
+    widen(wide_p, run->p, p_type);
+    widen(wide_g, run->g, g_type);
+    adam32_elements(&wide, SPW_FP32, SPW_FP32);
+    narrow(run->p, wide.p, p_type);
+}
+
+/* Halves by blocks: a loop over elements of two widths makes poor vectors. */
+ALWAYS_INLINE void adam32(const spw__adam_run *run, spw_type p_type, spw_type g_type)
+{
+    bool by_blocks = p_type != SPW_FP32 || g_type != SPW_FP32;
+    spw__adam_run at = *run;
+    for (; by_blocks && at.n >= SPW__BLOCK; at.n -= SPW__BLOCK) {
+        adam32_block(&at, p_type, g_type);
+        at.p = (char *)at.p + SPW__BLOCK * spw__type_bytes(p_type);
+        at.g = (const char *)at.g + SPW__BLOCK * spw__type_bytes(g_type);
+        at.m = (float *)at.m + SPW__BLOCK;
+        at.v = (float *)at.v + SPW__BLOCK;
+    }
+    adam32_elements(&at, p_type, g_type);
+}
+
 /* ----------------------------------------------------------------------------- 8-bit state -- */
 
 /* A block on its way: in fp32, small enough to stay in the first-level cache. */
@@ -57,18 +68,6 @@ typedef struct block {
     float wide_p[SPW__BLOCK], wide_g[SPW__BLOCK]; /* where they are halves */
     uint32_t most_m, most_v;                      /* largest spw__magnitude_bits */
 } block;
-
-ALWAYS_INLINE void widen(float *restrict room, const void *restrict data, spw_type type)
-{
-    for (int i = 0; type != SPW_FP32 && i < SPW__BLOCK; i++)
-        room[i] = load(data, type, (uint64_t)i);
-}
-
-ALWAYS_INLINE void narrow(void *restrict data, const float *restrict room, spw_type type)
-{
-    for (int i = 0; type != SPW_FP32 && i < SPW__BLOCK; i++)
-        store(data, type, (uint64_t)i, room[i]);
-}
 
 ALWAYS_INLINE void update_block(block *restrict b, float *restrict p, const float *restrict g,
                                 const spw__adam_consts *restrict consts)
