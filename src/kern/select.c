@@ -10,12 +10,22 @@ static pthread_once_t chosen_once = PTHREAD_ONCE_INIT;
 
 #ifdef __x86_64__
 
+#include <cpuid.h>
+
+/* __builtin_cpu_supports("f16c") is unknown to clang before 19. That the system keeps the wide
+ * registers, which it needs too, follows from AVX2, which the builtin asks about. */
+static bool has_f16c(void)
+{
+    unsigned eax, ebx, ecx, edx;
+
+    return __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx & bit_F16C);
+}
+
 /* By features, because older compilers do not know the levels' names here. */
 static bool has_v3(void)
 {
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-           __builtin_cpu_supports("f16c") && __builtin_cpu_supports("bmi") &&
-           __builtin_cpu_supports("bmi2");
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c() &&
+           __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2");
 }
 
 static bool has_v4(void)
