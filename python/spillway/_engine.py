@@ -11,7 +11,7 @@ import torch
 
 from . import _lib
 
-TYPES = {torch.float32: 0, torch.bfloat16: 1}
+TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _PARTS = ("m", "v", "absmax_m", "absmax_v")
 _ENOMEM = -2
 
@@ -211,7 +211,7 @@ def _refused(grad):
     if grad.layout is not torch.strided:
         return RuntimeError("Spillway does not support sparse gradients: make the embedding with "
                             "sparse=False")
-    return TypeError(f"a gradient of {grad.dtype}: float32 and bfloat16 are known")
+    return TypeError(f"a gradient of {grad.dtype}: float32, bfloat16 and float16 are known")
 
 
 def _changed(slot, param, grad, where):

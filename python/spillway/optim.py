@@ -7,7 +7,7 @@ state (paging="auto"); the others keep all of it on the device (paging="off") un
 `paging` say otherwise. Adam and AdamW are one rule, as in bitsandbytes: decoupled weight decay (arXiv
 1711.05101) in torch.optim.AdamW's order; only the default decay differs, 0 and 1e-2.
 
-Parameters: CPU or CUDA tensors of float32 or bfloat16, also DTensor shards (FSDP2), on
+Parameters: CPU or CUDA tensors of float32, bfloat16 or float16, also DTensor shards (FSDP2), on
 several devices if need be. On CUDA a step is queued on the current stream and the host does not
 wait. State is made at the first step, or by load_state_dict; on which device, is decided then.
 """
@@ -160,7 +160,8 @@ class _Adam(torch.optim.Optimizer):
         _group_fields(group)
         for param in group["params"]:
             if param.dtype not in _engine.TYPES:
-                raise TypeError(f"a parameter of {param.dtype}: float32 and bfloat16 are known")
+                raise TypeError(f"a parameter of {param.dtype}: float32, bfloat16 and float16 are "
+                                "known")
 
     def _bits_of(self, param, group, place):
         kept = self._kept[group][place:place + 1] if group < len(self._kept) else []

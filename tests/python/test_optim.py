@@ -197,6 +197,20 @@ def test_parameters_do_not_depend_on_what_was_paged(name, tmp_path):
     assert all(same_parameters(models[0], model) for model in models[1:])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["PagedAdamW8bit", "PagedAdamW32bit"])
+def test_a_step_of_every_type_is_the_fp32_step_rounded(name, dtype):
+    """From equal values, with gradients that all three types hold exactly."""
+    grad = torch.linspace(-1, 1, 4097).to(torch.float16).to(torch.bfloat16)
+    stepped = []
+    for kind in (dtype, torch.float32):
+        p = torch.nn.Parameter(grad.to(kind, copy=True))
+        p.grad = grad.to(kind, copy=True)
+        a_class(name)([p], lr=1e-2).step()
+        stepped.append(p.detach())
+    assert stepped[0].dtype == dtype and torch.equal(stepped[0], stepped[1].to(dtype))
+
+
 def test_max_norm_is_clip_grad_norm():
     clipped, plain = a_model(), a_model()
     train(clipped, spillway.AdamW(clipped.parameters(), lr=1e-2, max_norm=0.1), 8)
