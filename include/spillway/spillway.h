@@ -143,10 +143,13 @@ typedef struct spw_link_rates {
     double out_gbs;    /* device to host alone */
     double both_gbs;   /* both at once, the sum of the two */
     double device_gbs; /* within the device, 256 MiB a copy, bytes read and written */
+    double host_gbs;   /* within host memory, by all cores, bytes copied */
+    double pin_gbs;    /* fresh host memory pinned; 0: this device needs none pinned */
 } spw_link_rates;
 
 /* Measures copies of `copy_bytes` (4 KiB to 256 MiB): the limits that paging is held to. Takes 512
- * MiB of device memory and as much pinned host memory for a few seconds at most.
+ * MiB of device memory and, one after the other, as much and 1 GiB of pinned host memory, for a few
+ * seconds at most.
  * SPW_ENOMEM, SPW_EHOSTMEM: there is not as much. */
 SPW_API int spw_device_link(spw_device *device, uint64_t copy_bytes, spw_link_rates *rates);
 
