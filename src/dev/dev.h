@@ -62,6 +62,7 @@ struct spw_device {
     bool managed;     /* SPW__DEV_MANAGED can be had, and touched by host and device at once */
     int32_t ordinal;  /* N of cuda:N; -1: not a GPU */
     uint64_t margin;  /* bytes of the capacity that state never takes */
+    uint64_t given;   /* bytes that its pagers gave back, ever; by __atomic: C++ reads this, too */
     void *streams[SPW__DEV_STREAMS]; /* NULL unless async */
     void *kern;                      /* what kern keeps for this device, NULL if nothing */
     void (*kern_close)(spw_device *device);

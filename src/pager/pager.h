@@ -230,7 +230,7 @@ uint64_t spw__reclaim(spw_pager *pager, uint64_t bytes);
  * others who give, and for a sweep that holds all there is; returns what they gave if it gave
  * nothing. */
 uint64_t spw__reclaim_on_demand(spw_pager *pager, uint64_t bytes);
-uint64_t spw__reclaim_given(spw_pager *pager); /* bytes_given */
+uint64_t spw__reclaim_given(spw_pager *pager); /* ever, by all pagers of its device */
 
 /* registry.c: who can be found by spw_reclaim. leave() waits until nobody uses the pager. */
 void spw__registry_enter(spw_pager *pager);
