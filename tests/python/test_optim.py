@@ -32,7 +32,7 @@ def a_model(seed=0, dtype=torch.float32):
                                torch.nn.Linear(101, 7)).to(dtype)
 
 
-def train(model, optimizer, steps, seed=0, before_step=lambda: None):
+def train(model, optimizer, steps, seed=0, before_step=lambda: None, after_step=lambda: None):
     """The losses of some steps on random rows, and the optimizer after them."""
     random = torch.Generator().manual_seed(seed)
     dtype = next(model.parameters()).dtype
@@ -44,6 +44,7 @@ def train(model, optimizer, steps, seed=0, before_step=lambda: None):
         loss.backward()
         before_step()
         optimizer.step()
+        after_step()
         losses.append(loss.item())
     return losses
 
@@ -127,6 +128,24 @@ def test_fp32_state_trains_as_torch_and_8bit_nearly(name):
         losses[key] = train(model, make(model.parameters()), 20)
     worst = max(abs(a - b) / a for a, b in zip(losses["torch"], losses["ours"]))
     assert worst < (2e-2 if name.endswith("8bit") else 1e-6)
+
+
+@pytest.mark.parametrize("make", [
+    lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 1e-2, total_steps=24),
+    lambda o: torch.optim.lr_scheduler.CyclicLR(o, 1e-3, 1e-2, step_size_up=5)])
+def test_schedules_that_cycle_betas_are_followed_as_torch_does_and_resumed(make):
+    losses = {}
+    for cls in (torch.optim.AdamW, spillway.PagedAdamW32bit):
+        model = a_model()
+        optimizer = cls(model.parameters(), lr=1e-3)
+        scheduler = make(optimizer)
+        losses[cls] = [train(model, optimizer, 1, seed=i, after_step=scheduler.step)[0]
+                       for i in range(20)]
+    worst = max(abs(a - b) / a for a, b in zip(*losses.values()))
+    assert worst < 2e-6
+    copied, again = copy.deepcopy((model, optimizer))
+    assert train(model, optimizer, 3) == train(copied, again, 3)
+    assert same_parameters(model, copied)
 
 
 # -------------------------------------------------------------------------------- arguments --
