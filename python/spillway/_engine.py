@@ -62,7 +62,7 @@ class Slot:
         self.n = local(param).numel()
         self.dtype = param.dtype
         self.sharded = is_sharded(param)
-        self.group = group        # the engine's number of its group
+        self.group = group        # its group among the optimizer's, as the library was told
         self.touched = False      # it has had a gradient in a step, or a saved state
         self.empty_steps = 0      # steps of an empty shard, which the library does not count
 
@@ -112,8 +112,8 @@ class Engine:
             raise
         self._close = weakref.finalize(self, _destroy, self.optim, self.pager)
         self._close.atexit = False  # the process ends; the driver may be gone already
-        self.groups = {}            # the optimizer's number of a group: ours
-        self._group_now = {}        # ours: what the library was told last
+        self.groups = {}            # the optimizer's number of a group: the library's
+        self._group_now = {}        # the library's: what it was told last
         self.slots = []
         for param, group, bits in members:
             self._add(param, group, bits, group_options)
@@ -126,13 +126,18 @@ class Engine:
         self.held = []     # copies that the step under way reads
         live.add(self)
 
+    def _group(self, number, options):
+        """The library's number of a group, which is made if need be."""
+        if number not in self.groups:
+            self.groups[number] = self.optim.add_group(**options)
+        return self.groups[number]
+
     def _add(self, param, group, bits, group_options):
-        if group not in self.groups:
-            self.groups[group] = self.optim.add_group(**group_options[group])
+        number = self._group(group, group_options[group])
         shard = local(param).detach()
         index = self.optim.add_at(shard.data_ptr(), shard.numel(), TYPES[shard.dtype],
-                                  group=self.groups[group], bits=bits)
-        self.slots.append(Slot(self, index, param, bits, self.groups[group]))
+                                  group=number, bits=bits)
+        self.slots.append(Slot(self, index, param, bits, group))
 
     def close(self):
         live.discard(self)
@@ -140,10 +145,17 @@ class Engine:
 
     # ------------------------------------------------------------------------------- a step --
 
-    def set_group(self, number, options):
-        if self._group_now.get(number) != options:
+    def set_group(self, group, options):
+        """The hyper-parameters of one of the optimizer's groups, if it has or had members here."""
+        number = self.groups.get(group)
+        if number is not None and self._group_now.get(number) != options:
             self.optim.set_group(number, **options)
             self._group_now[number] = options
+
+    def move(self, slot, group, options):
+        """A parameter is in another group of the optimizer now, or its group has another number."""
+        self.optim.set_param_group(slot.index, self._group(group, options))
+        slot.group = group
 
     def begin(self):
         if self.process != os.getpid():

@@ -224,13 +224,14 @@ class _Adam(torch.optim.Optimizer):
         for number, group in enumerate(self.param_groups):
             fields = _group_fields(group)
             for engine in self._engines:
-                if number in engine.groups:
-                    engine.set_group(engine.groups[number], fields)
+                engine.set_group(number, fields)
             for param in group["params"]:
                 grad = param.grad
                 if grad is None:
                     continue
                 slot = slots[id(param)]
+                if slot.group != number:
+                    slot.engine.move(slot, number, fields)
                 fresh = not slot.touched
                 work = slot.engine.place(slot, param, grad)
                 if fresh:

@@ -231,6 +231,18 @@ int spw_optim_set_places(spw_optim *optim, const spw_place *places, uint64_t n)
     return rc;
 }
 
+int spw_optim_set_param_group(spw_optim *optim, uint64_t index, uint32_t group)
+{
+    int rc = check_index(optim, index);
+    if (rc < 0)
+        return rc;
+    if (group >= optim->n_groups)
+        return spw__error(SPW_EINVAL, "parameter %s: there is no group %u",
+                          optim->params[index].name, group);
+    optim->params[index].group = group;
+    return 0;
+}
+
 int spw_optim_get_step(spw_optim *optim, uint64_t index, uint64_t *step)
 {
     int rc = check_index(optim, index);

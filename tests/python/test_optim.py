@@ -319,6 +319,26 @@ def test_param_groups_are_read_at_every_step_and_may_be_added():
         torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
 
 
+def test_groups_may_be_taken_out_reordered_and_their_members_moved():
+    ours, theirs = a_model(), a_model()
+    pairs = []
+    for make, model in ((spillway.PagedAdamW32bit, ours), (torch.optim.AdamW, theirs)):
+        pairs.append((model, make([{"params": [p], "lr": 10.0 ** -i} for i, p in
+                                   enumerate(model.parameters(), 1)])))
+    edits = [
+        lambda groups: groups.reverse(),
+        lambda groups: groups[0]["params"].append(groups[3]["params"].pop()),
+        lambda groups: groups.pop(1),
+        lambda groups: groups[-1].update(lr=0.5),
+    ]
+    for edit in [lambda groups: None, *edits]:
+        for model, optimizer in pairs:
+            edit(optimizer.param_groups)
+            train(model, optimizer, 2)
+        for p, q in zip(ours.parameters(), theirs.parameters()):
+            torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
+
+
 def test_parameters_swapped_in_a_group_before_the_first_step():
     """accelerate and FSDP2 do it; what keep_32bit marked stays marked by its place."""
     old = spillway.keep_32bit(torch.nn.Parameter(torch.ones(5000)))
