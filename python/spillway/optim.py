@@ -165,8 +165,9 @@ class _Adam(torch.optim.Optimizer):
 
     def _bits_of(self, param, group, place):
         kept = self._kept[group][place:place + 1] if group < len(self._kept) else []
-        if kept and kept[0]:
-            return kept[0]
+        mark = getattr(param, "_spw_state_bits", None) or (kept and kept[0])
+        if mark:
+            return mark
         small = param.numel() < self._settings["min_8bit_size"]
         return 32 if small else self._settings["bits"]
 

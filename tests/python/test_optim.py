@@ -190,6 +190,17 @@ def test_8bit_is_decided_by_size_and_mark():
     assert bits == [torch.uint8, torch.float32, torch.float32]
 
 
+def test_a_mark_counts_in_a_group_that_comes_after_one_went():
+    optimizer = spillway.AdamW8bit([{"params": [torch.nn.Parameter(torch.ones(3))]}
+                                    for _ in range(2)])
+    optimizer.param_groups.pop()
+    kept = spillway.keep_32bit(torch.nn.Parameter(torch.ones(5000)))
+    kept.grad = torch.ones(5000)
+    optimizer.add_param_group({"params": [kept]})
+    optimizer.step()
+    assert optimizer.state[kept]["state1"].dtype == torch.float32
+
+
 def test_other_dtypes_are_refused():
     for dtype in (torch.float64, torch.complex64):
         with pytest.raises(TypeError, match=str(dtype)):
