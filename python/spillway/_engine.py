@@ -46,9 +46,11 @@ def local(tensor):
     return shard.wait() if hasattr(shard, "wait") else shard
 
 
-def _destroy(optim, pager):
-    optim.close()
-    pager.close()
+def _destroy(optim, pager, process):
+    # A forked child shares the parent's files and rings and has none of its threads: hands off.
+    if process == os.getpid():
+        optim.close()
+        pager.close()
 
 
 class Slot:
@@ -82,6 +84,7 @@ class Slot:
 
     def read(self, name):
         """A part, copied out page by page: a CPU tensor, flat."""
+        self.engine.check_process()
         size = self.engine.optim.part_bytes(self.index, name)
         codes = self.bits == 8 and name in ("m", "v")
         part = torch.empty(size if codes else size // 4,
@@ -91,16 +94,17 @@ class Slot:
 
     def write(self, name, part):
         """The other way, from a CPU tensor of that size and type."""
+        self.engine.check_process()
         part = part.contiguous()
         self.engine.optim.write_part(self.index, name, part.data_ptr(),
                                      part.numel() * part.element_size())
 
 
 class Engine:
-    """`members`: (parameter, number of its group, bits of its state) in order of registration.
-    `pager_options`: fields of spw_pager_config. `group_options`: by number, fields of spw_group."""
+    """`pager_options`: fields of spw_pager_config. It does not know its slots, which know it: without
+    a cycle its memory is free as soon as the optimizer is."""
 
-    def __init__(self, where, members, pager_options, group_options):
+    def __init__(self, where, pager_options):
         self.where = where
         self.is_cuda = where.type == "cuda"
         self.process = os.getpid()
@@ -110,18 +114,12 @@ class Engine:
         except Exception:
             self.pager.close()
             raise
-        self._close = weakref.finalize(self, _destroy, self.optim, self.pager)
+        self._close = weakref.finalize(self, _destroy, self.optim, self.pager, self.process)
         self._close.atexit = False  # the process ends; the driver may be gone already
         self.groups = {}            # the optimizer's number of a group: the library's
         self._group_now = {}        # the library's: what it was told last
-        self.slots = []
-        for param, group, bits in members:
-            self._add(param, group, bits, group_options)
         # Three words a parameter, as spw_place has them: data, gradient, the gradient's type.
-        self._idle = []
-        for slot in self.slots:
-            self._idle += [local(slot.param).data_ptr(), 0, 0]
-        self.now = list(self._idle)
+        self._idle, self.now = [], []
         self._told = None  # what the library was told last
         self.held = []     # copies that the step under way reads
         live.add(self)
@@ -132,12 +130,14 @@ class Engine:
             self.groups[number] = self.optim.add_group(**options)
         return self.groups[number]
 
-    def _add(self, param, group, bits, group_options):
-        number = self._group(group, group_options[group])
+    def add(self, param, bits, group, options):
+        """The slot of a new parameter, whose group has these hyper-parameters (spw_group)."""
+        number = self._group(group, options)
         shard = local(param).detach()
         index = self.optim.add_at(shard.data_ptr(), shard.numel(), TYPES[shard.dtype],
                                   group=number, bits=bits)
-        self.slots.append(Slot(self, index, param, bits, group))
+        self._idle += [shard.data_ptr(), 0, 0]
+        return Slot(self, index, param, bits, group)
 
     def close(self):
         live.discard(self)
@@ -157,10 +157,13 @@ class Engine:
         self.optim.set_param_group(slot.index, self._group(group, options))
         slot.group = group
 
-    def begin(self):
+    def check_process(self):
         if self.process != os.getpid():
             raise RuntimeError("this optimizer was stepped before a fork: make it in the process "
-                               "that steps it")
+                               "that steps it, and take its state_dict() there")
+
+    def begin(self):
+        self.check_process()
         self.now = list(self._idle)
         self.held = []
 

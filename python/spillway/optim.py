@@ -182,9 +182,11 @@ class _Adam(torch.optim.Optimizer):
                     members.setdefault(where, []).append((param, number, bits))
         fields = {n: _group_fields(group) for n, group in enumerate(self.param_groups)}
         for where, list_of in members.items():
-            engine = _engine.Engine(where, list_of, _pager_options.fields(self._options), fields)
+            engine = _engine.Engine(where, _pager_options.fields(self._options))
+            slots = [engine.add(param, bits, number, fields[number])
+                     for param, number, bits in list_of]
             self._engines.append(engine)
-            self._slots.update((id(slot.param), slot) for slot in engine.slots)
+            self._slots.update((id(slot.param), slot) for slot in slots)
 
     def _slot(self, param):
         slot = self._slots.get(id(param))

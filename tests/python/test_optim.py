@@ -430,6 +430,28 @@ sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
                           env={"PYTHONPATH": ":".join(sys.path)}).returncode == 0
 
 
+def test_a_forked_child_neither_reads_the_parents_state_nor_closes_its_store(tmp_path):
+    code = f"""
+import os, sys, torch, spillway
+p = torch.nn.Parameter(torch.ones(1 << 20)); p.grad = torch.ones(1 << 20)
+optimizer = spillway.PagedAdamW32bit([p], store="file:{tmp_path}/state", state_mem=0)
+optimizer.step()
+child = os.fork()
+if child == 0:
+    try:
+        optimizer.state_dict()
+    except RuntimeError as error:
+        del optimizer
+        os._exit(0 if "fork" in str(error) else 1)
+    os._exit(2)
+status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+optimizer.step()
+sys.exit(status)
+"""
+    assert subprocess.run([sys.executable, "-c", code], timeout=120,
+                          env={"PYTHONPATH": ":".join(sys.path)}).returncode == 0
+
+
 # ------------------------------------------------------------------------------- checkpoints --
 
 OPTIONS = [dict(), dict(paging="copy", state_mem=0)]
@@ -602,17 +624,19 @@ def test_memory_summary_names_what_there_is():
     assert "cpu: state" in text and "paging copy" in text and "given back" in text
 
 
-def test_closed_optimizers_leave_nothing_behind():
+def test_closed_optimizers_leave_nothing_behind_and_wait_for_no_collector():
     import gc
 
     from spillway import _engine
     gc.collect()
     before = len(_engine.live)
+    gc.disable()
     p = torch.nn.Parameter(torch.ones(5000))
     p.grad = torch.ones(5000)
     for _ in range(3):
         optimizer = spillway.AdamW8bit([p])
         optimizer.step()
+        optimizer.load_state_dict(optimizer.state_dict())
         del optimizer
-    gc.collect()
+    gc.enable()
     assert len(_engine.live) == before
