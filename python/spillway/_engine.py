@@ -9,7 +9,7 @@ import weakref
 
 import torch
 
-from . import _lib
+from . import _lib, _state
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _PARTS = ("m", "v", "absmax_m", "absmax_v")
@@ -65,7 +65,7 @@ class Slot:
         self.dtype = param.dtype
         self.sharded = is_sharded(param)
         self.group = group        # its group among the optimizer's, as the library was told
-        self.touched = False      # it has had a gradient in a step, or a saved state
+        self.touched = False      # its state is not all zero, or may not be
         self.empty_steps = 0      # steps of an empty shard, which the library does not count
 
     @property
@@ -98,6 +98,18 @@ class Slot:
         part = part.contiguous()
         self.engine.optim.write_part(self.index, name, part.data_ptr(),
                                      part.numel() * part.element_size())
+
+    def fill(self, moments):
+        """Takes the state that _state.parse returned."""
+        for name, part in zip(self.parts(), _state.as_bits(moments, self.bits)):
+            self.write(name, part)
+        self.step = moments.step
+
+    def clear(self):
+        """As before its first step."""
+        for name in self.parts():
+            self.write(name, torch.zeros_like(self.read(name)))
+        self.step = 0
 
 
 class Engine:
@@ -177,7 +189,6 @@ class Engine:
         if param.dtype is not slot.dtype or param.numel() != slot.n or \
                 param.device != self.where or grad.device != self.where:
             raise _changed(slot, param, grad, self.where)
-        slot.touched = True
         if not slot.n:
             slot.empty_steps += 1
             return None

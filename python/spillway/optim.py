@@ -196,6 +196,20 @@ class _Adam(torch.optim.Optimizer):
         slot.touched = True
         self.state[slot.param] = ParamState(slot)
 
+    def _has_state(self, slot):
+        there = self.state.get(slot.param)
+        return type(there) is ParamState and there._slot is slot
+
+    def _follow_state(self, slot):
+        """Takes what the user did to optimizer.state: what was taken out begins anew, what was put
+        there (another parameter's state, any layout that load_state_dict takes) goes on."""
+        given = self.state.get(slot.param)
+        if given:
+            slot.fill(_state.parse(given, slot.n, "optimizer.state[p]"))
+        elif slot.touched:
+            slot.clear()
+        self._touch(slot)
+
     # ------------------------------------------------------------------------------- the step --
 
     @_no_dynamo
@@ -235,10 +249,9 @@ class _Adam(torch.optim.Optimizer):
                 slot = slots[id(param)]
                 if slot.group != number:
                     slot.engine.move(slot, number, fields)
-                fresh = not slot.touched
+                if not self._has_state(slot):
+                    self._follow_state(slot)
                 work = slot.engine.place(slot, param, grad)
-                if fresh:
-                    self._touch(slot)
                 if work is not None:
                     copied.append((param, work))
         return copied
@@ -297,7 +310,7 @@ class _Adam(torch.optim.Optimizer):
         for group in self.param_groups:
             for param in group["params"]:
                 slot = self._slot(param)
-                if slot is not None and slot.touched:
+                if slot is not None and self._has_state(slot):
                     state[numbers[id(param)]] = _entry(slot, param)
         result = {"state": state, "param_groups": groups}
         for hook in self._optimizer_state_dict_post_hooks.values():
@@ -369,10 +382,7 @@ class _Adam(torch.optim.Optimizer):
                 self._bind()
             for param, entry in saved:
                 slot = self._slot(param)
-                moments = _state.parse(_shards.own_part(entry, param), slot.n, "")
-                for name, part in zip(slot.parts(), _state.as_bits(moments, slot.bits)):
-                    slot.write(name, part)
-                slot.step = moments.step
+                slot.fill(_state.parse(_shards.own_part(entry, param), slot.n, ""))
         except BaseException:
             for engine in self._engines:
                 engine.close()
@@ -386,7 +396,7 @@ class _Adam(torch.optim.Optimizer):
 
     def __getstate__(self):
         state = [(slot.param, {key: value for key, value in ParamState(slot).items()})
-                 for slot in self._slots.values() if slot.touched]
+                 for slot in self._slots.values() if self._has_state(slot)]
         return {"version": _VERSION, "defaults": self.defaults, "param_groups": self.param_groups,
                 "options": self._options, "settings": self._settings, "kept": self._kept,
                 "state": state}

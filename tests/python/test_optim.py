@@ -3,6 +3,7 @@
 The machinery of torch.testing._internal.common_optimizers (inputs, error inputs, schedulers) is used
 for every class. Deviations from torch.optim: docs/python.md.
 """
+import collections
 import copy
 import io
 import pickle
@@ -502,6 +503,45 @@ def test_state_is_there_for_those_who_look():
     assert state["state1"].shape == weight.shape and state["absmax1"].shape == (27,)
     state["absmax1"] = torch.full((27,), 2.0)
     assert torch.equal(optimizer.state[weight]["absmax1"], torch.full((27,), 2.0))
+
+
+@pytest.mark.parametrize("name", ["AdamW32bit", "PagedAdamW8bit"])
+@pytest.mark.parametrize("reset", [
+    lambda optimizer: optimizer.state.clear(),
+    lambda optimizer: setattr(optimizer, "state", collections.defaultdict(dict)),
+    lambda optimizer: [optimizer.state.pop(p) for p in list(optimizer.state)]])
+def test_state_that_is_taken_out_begins_anew(name, reset):
+    model = a_model()
+    optimizer = a_class(name)(model.parameters(), lr=1e-2)
+    train(model, optimizer, 3)
+    reset(optimizer)
+    assert optimizer.state_dict()["state"] == {}
+    other = copy.deepcopy(model)
+    fresh = a_class(name)(other.parameters(), lr=1e-2)
+    assert train(model, optimizer, 3) == train(other, fresh, 3)
+    assert len(optimizer.state) == 4 and same_parameters(model, other)
+
+
+def test_state_that_is_put_under_another_parameter_goes_on():
+    """What pruning and growing do: a new parameter in the group, the old one's state cut to it."""
+    after = []
+    for make, keys in ((spillway.AdamW, ("state1", "state2")),
+                       (torch.optim.AdamW, ("exp_avg", "exp_avg_sq"))):
+        torch.manual_seed(0)
+        old = torch.nn.Parameter(torch.randn(6, 3))
+        optimizer = make([old], lr=0.1)
+        old.grad = torch.randn(6, 3)
+        optimizer.step()
+        state = dict(optimizer.state.pop(old))
+        new = torch.nn.Parameter(old.detach()[::2].clone())
+        state.update((key, state[key][::2].clone()) for key in keys)
+        optimizer.param_groups[0]["params"] = [new]
+        optimizer.state[new] = state
+        new.grad = torch.randn(3, 3)
+        optimizer.step()
+        assert optimizer.state[new]["step"] == 2
+        after.append(new.detach())
+    torch.testing.assert_close(*after)
 
 
 def test_an_empty_state_dict_binds_nothing():
