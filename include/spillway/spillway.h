@@ -426,6 +426,9 @@ SPW_API int spw_optim_get_part(spw_optim *optim, uint64_t index, spw_part part, 
 SPW_API int spw_optim_set_part(spw_optim *optim, uint64_t index, spw_part part, const void *host,
                                uint64_t bytes);
 
+/* Puts a parameter into another group, from the next step on; its state stays. */
+SPW_API int spw_optim_set_param_group(spw_optim *optim, uint64_t index, uint32_t group);
+
 /* How many steps a parameter has had; bias correction follows it. */
 SPW_API int spw_optim_get_step(spw_optim *optim, uint64_t index, uint64_t *step);
 SPW_API int spw_optim_set_step(spw_optim *optim, uint64_t index, uint64_t step);

@@ -165,8 +165,9 @@ class _Adam(torch.optim.Optimizer):
 
     def _bits_of(self, param, group, place):
         kept = self._kept[group][place:place + 1] if group < len(self._kept) else []
-        if kept and kept[0]:
-            return kept[0]
+        mark = getattr(param, "_spw_state_bits", None) or (kept and kept[0])
+        if mark:
+            return mark
         small = param.numel() < self._settings["min_8bit_size"]
         return 32 if small else self._settings["bits"]
 
@@ -181,9 +182,11 @@ class _Adam(torch.optim.Optimizer):
                     members.setdefault(where, []).append((param, number, bits))
         fields = {n: _group_fields(group) for n, group in enumerate(self.param_groups)}
         for where, list_of in members.items():
-            engine = _engine.Engine(where, list_of, _pager_options.fields(self._options), fields)
+            engine = _engine.Engine(where, _pager_options.fields(self._options))
+            slots = [engine.add(param, bits, number, fields[number])
+                     for param, number, bits in list_of]
             self._engines.append(engine)
-            self._slots.update((id(slot.param), slot) for slot in engine.slots)
+            self._slots.update((id(slot.param), slot) for slot in slots)
 
     def _slot(self, param):
         slot = self._slots.get(id(param))
@@ -192,6 +195,20 @@ class _Adam(torch.optim.Optimizer):
     def _touch(self, slot):
         slot.touched = True
         self.state[slot.param] = ParamState(slot)
+
+    def _has_state(self, slot):
+        there = self.state.get(slot.param)
+        return type(there) is ParamState and there._slot is slot
+
+    def _follow_state(self, slot):
+        """Takes what the user did to optimizer.state: what was taken out begins anew, what was put
+        there (another parameter's state, any layout that load_state_dict takes) goes on."""
+        given = self.state.get(slot.param)
+        if given:
+            slot.fill(_state.parse(given, slot.n, "optimizer.state[p]"))
+        elif slot.touched:
+            slot.clear()
+        self._touch(slot)
 
     # ------------------------------------------------------------------------------- the step --
 
@@ -224,17 +241,17 @@ class _Adam(torch.optim.Optimizer):
         for number, group in enumerate(self.param_groups):
             fields = _group_fields(group)
             for engine in self._engines:
-                if number in engine.groups:
-                    engine.set_group(engine.groups[number], fields)
+                engine.set_group(number, fields)
             for param in group["params"]:
                 grad = param.grad
                 if grad is None:
                     continue
                 slot = slots[id(param)]
-                fresh = not slot.touched
+                if slot.group != number:
+                    slot.engine.move(slot, number, fields)
+                if not self._has_state(slot):
+                    self._follow_state(slot)
                 work = slot.engine.place(slot, param, grad)
-                if fresh:
-                    self._touch(slot)
                 if work is not None:
                     copied.append((param, work))
         return copied
@@ -293,7 +310,7 @@ class _Adam(torch.optim.Optimizer):
         for group in self.param_groups:
             for param in group["params"]:
                 slot = self._slot(param)
-                if slot is not None and slot.touched:
+                if slot is not None and self._has_state(slot):
                     state[numbers[id(param)]] = _entry(slot, param)
         result = {"state": state, "param_groups": groups}
         for hook in self._optimizer_state_dict_post_hooks.values():
@@ -365,10 +382,7 @@ class _Adam(torch.optim.Optimizer):
                 self._bind()
             for param, entry in saved:
                 slot = self._slot(param)
-                moments = _state.parse(_shards.own_part(entry, param), slot.n, "")
-                for name, part in zip(slot.parts(), _state.as_bits(moments, slot.bits)):
-                    slot.write(name, part)
-                slot.step = moments.step
+                slot.fill(_state.parse(_shards.own_part(entry, param), slot.n, ""))
         except BaseException:
             for engine in self._engines:
                 engine.close()
@@ -382,7 +396,7 @@ class _Adam(torch.optim.Optimizer):
 
     def __getstate__(self):
         state = [(slot.param, {key: value for key, value in ParamState(slot).items()})
-                 for slot in self._slots.values() if slot.touched]
+                 for slot in self._slots.values() if self._has_state(slot)]
         return {"version": _VERSION, "defaults": self.defaults, "param_groups": self.param_groups,
                 "options": self._options, "settings": self._settings, "kept": self._kept,
                 "state": state}

@@ -3,6 +3,7 @@
 The machinery of torch.testing._internal.common_optimizers (inputs, error inputs, schedulers) is used
 for every class. Deviations from torch.optim: docs/python.md.
 """
+import collections
 import copy
 import io
 import pickle
@@ -32,7 +33,7 @@ def a_model(seed=0, dtype=torch.float32):
                                torch.nn.Linear(101, 7)).to(dtype)
 
 
-def train(model, optimizer, steps, seed=0, before_step=lambda: None):
+def train(model, optimizer, steps, seed=0, before_step=lambda: None, after_step=lambda: None):
     """The losses of some steps on random rows, and the optimizer after them."""
     random = torch.Generator().manual_seed(seed)
     dtype = next(model.parameters()).dtype
@@ -44,6 +45,7 @@ def train(model, optimizer, steps, seed=0, before_step=lambda: None):
         loss.backward()
         before_step()
         optimizer.step()
+        after_step()
         losses.append(loss.item())
     return losses
 
@@ -129,6 +131,24 @@ def test_fp32_state_trains_as_torch_and_8bit_nearly(name):
     assert worst < (2e-2 if name.endswith("8bit") else 1e-6)
 
 
+@pytest.mark.parametrize("make", [
+    lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 1e-2, total_steps=24),
+    lambda o: torch.optim.lr_scheduler.CyclicLR(o, 1e-3, 1e-2, step_size_up=5)])
+def test_schedules_that_cycle_betas_are_followed_as_torch_does_and_resumed(make):
+    losses = {}
+    for cls in (torch.optim.AdamW, spillway.PagedAdamW32bit):
+        model = a_model()
+        optimizer = cls(model.parameters(), lr=1e-3)
+        scheduler = make(optimizer)
+        losses[cls] = [train(model, optimizer, 1, seed=i, after_step=scheduler.step)[0]
+                       for i in range(20)]
+    worst = max(abs(a - b) / a for a, b in zip(*losses.values()))
+    assert worst < 2e-6
+    copied, again = copy.deepcopy((model, optimizer))
+    assert train(model, optimizer, 3) == train(copied, again, 3)
+    assert same_parameters(model, copied)
+
+
 # -------------------------------------------------------------------------------- arguments --
 
 @pytest.mark.parametrize("arguments, word", [
@@ -169,6 +189,17 @@ def test_8bit_is_decided_by_size_and_mark():
     optimizer.step()
     bits = [optimizer.state[p]["state1"].dtype for p in (big, small, kept)]
     assert bits == [torch.uint8, torch.float32, torch.float32]
+
+
+def test_a_mark_counts_in_a_group_that_comes_after_one_went():
+    optimizer = spillway.AdamW8bit([{"params": [torch.nn.Parameter(torch.ones(3))]}
+                                    for _ in range(2)])
+    optimizer.param_groups.pop()
+    kept = spillway.keep_32bit(torch.nn.Parameter(torch.ones(5000)))
+    kept.grad = torch.ones(5000)
+    optimizer.add_param_group({"params": [kept]})
+    optimizer.step()
+    assert optimizer.state[kept]["state1"].dtype == torch.float32
 
 
 def test_other_dtypes_are_refused():
@@ -300,6 +331,26 @@ def test_param_groups_are_read_at_every_step_and_may_be_added():
         torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
 
 
+def test_groups_may_be_taken_out_reordered_and_their_members_moved():
+    ours, theirs = a_model(), a_model()
+    pairs = []
+    for make, model in ((spillway.PagedAdamW32bit, ours), (torch.optim.AdamW, theirs)):
+        pairs.append((model, make([{"params": [p], "lr": 10.0 ** -i} for i, p in
+                                   enumerate(model.parameters(), 1)])))
+    edits = [
+        lambda groups: groups.reverse(),
+        lambda groups: groups[0]["params"].append(groups[3]["params"].pop()),
+        lambda groups: groups.pop(1),
+        lambda groups: groups[-1].update(lr=0.5),
+    ]
+    for edit in [lambda groups: None, *edits]:
+        for model, optimizer in pairs:
+            edit(optimizer.param_groups)
+            train(model, optimizer, 2)
+        for p, q in zip(ours.parameters(), theirs.parameters()):
+            torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
+
+
 def test_parameters_swapped_in_a_group_before_the_first_step():
     """accelerate and FSDP2 do it; what keep_32bit marked stays marked by its place."""
     old = spillway.keep_32bit(torch.nn.Parameter(torch.ones(5000)))
@@ -380,6 +431,28 @@ sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
                           env={"PYTHONPATH": ":".join(sys.path)}).returncode == 0
 
 
+def test_a_forked_child_neither_reads_the_parents_state_nor_closes_its_store(tmp_path):
+    code = f"""
+import os, sys, torch, spillway
+p = torch.nn.Parameter(torch.ones(1 << 20)); p.grad = torch.ones(1 << 20)
+optimizer = spillway.PagedAdamW32bit([p], store="file:{tmp_path}/state", state_mem=0)
+optimizer.step()
+child = os.fork()
+if child == 0:
+    try:
+        optimizer.state_dict()
+    except RuntimeError as error:
+        del optimizer
+        os._exit(0 if "fork" in str(error) else 1)
+    os._exit(2)
+status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+optimizer.step()
+sys.exit(status)
+"""
+    assert subprocess.run([sys.executable, "-c", code], timeout=120,
+                          env={"PYTHONPATH": ":".join(sys.path)}).returncode == 0
+
+
 # ------------------------------------------------------------------------------- checkpoints --
 
 OPTIONS = [dict(), dict(paging="copy", state_mem=0)]
@@ -430,6 +503,45 @@ def test_state_is_there_for_those_who_look():
     assert state["state1"].shape == weight.shape and state["absmax1"].shape == (27,)
     state["absmax1"] = torch.full((27,), 2.0)
     assert torch.equal(optimizer.state[weight]["absmax1"], torch.full((27,), 2.0))
+
+
+@pytest.mark.parametrize("name", ["AdamW32bit", "PagedAdamW8bit"])
+@pytest.mark.parametrize("reset", [
+    lambda optimizer: optimizer.state.clear(),
+    lambda optimizer: setattr(optimizer, "state", collections.defaultdict(dict)),
+    lambda optimizer: [optimizer.state.pop(p) for p in list(optimizer.state)]])
+def test_state_that_is_taken_out_begins_anew(name, reset):
+    model = a_model()
+    optimizer = a_class(name)(model.parameters(), lr=1e-2)
+    train(model, optimizer, 3)
+    reset(optimizer)
+    assert optimizer.state_dict()["state"] == {}
+    other = copy.deepcopy(model)
+    fresh = a_class(name)(other.parameters(), lr=1e-2)
+    assert train(model, optimizer, 3) == train(other, fresh, 3)
+    assert len(optimizer.state) == 4 and same_parameters(model, other)
+
+
+def test_state_that_is_put_under_another_parameter_goes_on():
+    """What pruning and growing do: a new parameter in the group, the old one's state cut to it."""
+    after = []
+    for make, keys in ((spillway.AdamW, ("state1", "state2")),
+                       (torch.optim.AdamW, ("exp_avg", "exp_avg_sq"))):
+        torch.manual_seed(0)
+        old = torch.nn.Parameter(torch.randn(6, 3))
+        optimizer = make([old], lr=0.1)
+        old.grad = torch.randn(6, 3)
+        optimizer.step()
+        state = dict(optimizer.state.pop(old))
+        new = torch.nn.Parameter(old.detach()[::2].clone())
+        state.update((key, state[key][::2].clone()) for key in keys)
+        optimizer.param_groups[0]["params"] = [new]
+        optimizer.state[new] = state
+        new.grad = torch.randn(3, 3)
+        optimizer.step()
+        assert optimizer.state[new]["step"] == 2
+        after.append(new.detach())
+    torch.testing.assert_close(*after)
 
 
 def test_an_empty_state_dict_binds_nothing():
@@ -552,17 +664,19 @@ def test_memory_summary_names_what_there_is():
     assert "cpu: state" in text and "paging copy" in text and "given back" in text
 
 
-def test_closed_optimizers_leave_nothing_behind():
+def test_closed_optimizers_leave_nothing_behind_and_wait_for_no_collector():
     import gc
 
     from spillway import _engine
     gc.collect()
     before = len(_engine.live)
+    gc.disable()
     p = torch.nn.Parameter(torch.ones(5000))
     p.grad = torch.ones(5000)
     for _ in range(3):
         optimizer = spillway.AdamW8bit([p])
         optimizer.step()
+        optimizer.load_state_dict(optimizer.state_dict())
         del optimizer
-    gc.collect()
+    gc.enable()
     assert len(_engine.live) == before
