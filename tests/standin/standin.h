@@ -41,8 +41,11 @@ void standin_seed(uint64_t seed);
 
 /* The n-th call (from 1) of `function` ("cuMemAlloc") from now on does nothing and answers
  * `result`, once; n = 0 turns it off. NULL: of any function but those that give something back or
- * name an error. */
-void standin_fail_nth(const char *function, uint64_t n, CUresult result);
+ * name an error. Returns what was left of the count before: 0 if that call came. */
+uint64_t standin_fail_nth(const char *function, uint64_t n, CUresult result);
+
+/* The function that last failed so, since the reset; NULL: none. */
+const char *standin_failed(void);
 
 /* Calls since the reset; NULL: of all functions. */
 uint64_t standin_calls(const char *function);
@@ -69,7 +72,8 @@ void standin_reset(void);
 typedef struct standin_control {
     void (*set_capacity)(uint64_t bytes);
     void (*seed)(uint64_t seed);
-    void (*fail_nth)(const char *function, uint64_t n, CUresult result);
+    uint64_t (*fail_nth)(const char *function, uint64_t n, CUresult result);
+    const char *(*failed)(void);
     uint64_t (*calls)(const char *function);
     void (*capture_begin)(CUstream stream, CUstreamCaptureMode mode);
     bool (*capture_end)(CUstream stream);
@@ -93,6 +97,7 @@ static inline bool standin_find(standin_control *control)
     return library && standin_find_one(library, "standin_set_capacity", &control->set_capacity) &&
            standin_find_one(library, "standin_seed", &control->seed) &&
            standin_find_one(library, "standin_fail_nth", &control->fail_nth) &&
+           standin_find_one(library, "standin_failed", &control->failed) &&
            standin_find_one(library, "standin_calls", &control->calls) &&
            standin_find_one(library, "standin_capture_begin", &control->capture_begin) &&
            standin_find_one(library, "standin_capture_end", &control->capture_end) &&
