@@ -103,8 +103,8 @@ typedef struct spw_device spw_device;
 typedef struct spw_device_config {
     uint32_t size;    /* sizeof(spw_device_config) */
     uint32_t threads; /* that compute steps; 0: one per core this process may run on */
-    uint64_t mem;     /* bytes the device has; 0: the machine's physical memory, or all of the
-                         GPU's */
+    uint64_t mem;     /* bytes the device has; 0: the machine's physical memory or its control
+                         group's limit, if that is less; or all of the GPU's */
 } spw_device_config;
 
 SPW_API void spw_device_config_default(spw_device_config *config);
