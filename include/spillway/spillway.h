@@ -242,7 +242,8 @@ typedef struct spw_pager_stats {
     uint64_t reclaims;       /* how often state was given back on demand */
     uint64_t bytes_reclaimed;
     uint64_t host_bytes;   /* RAM that the store holds */
-    uint64_t pinned_bytes; /* host memory that is pinned for a GPU */
+    uint64_t pinned_bytes; /* host memory that is pinned for a GPU: all of the ram store, or where a
+                              limit refuses that the pinned ring, or 0 where that is refused too */
     uint64_t steps;        /* sweeps done */
     spw_paging paging;     /* the way in use, AUTO resolved */
     int32_t direct_io;     /* file store: 1 if the page cache is bypassed */

@@ -230,8 +230,8 @@ static int pin_store(spw_pager *pager, uint64_t bytes)
     spw__lock_drop(&pager->lock);
     if (rc < 0 && pager->config.paging == SPW_PAGING_MAPPED)
         return spw__error(SPW_ENOTSUP,
-                          "paging mapped needs %" PRIu64 " bytes of pinned host memory, which "
-                          "cannot be had: use copy",
+                          "paging mapped needs %" PRIu64 " bytes of pinned host memory, more than "
+                          "the system (ulimit -l) or pinned_mem allows: use copy",
                           bytes);
     return 0;
 }
@@ -399,9 +399,7 @@ int spw_pager_stats_get(spw_pager *pager, spw_pager_stats *stats)
     stats->budget_bytes = pager->budget_pages * pager->page_bytes;
     stats->resident_bytes = pager->n_resident * pager->page_bytes;
     stats->paging = pager->config.paging;
-    stats->pinned_bytes = pager->pinned    ? stats->state_bytes
-                          : pager->bounced ? pager->config.ring_frames * pager->page_bytes
-                                           : 0;
+    stats->pinned_bytes = pager->pinned ? stats->state_bytes : pager->ring_pinned;
     stats->direct_io = pager->store && pager->store->direct_io;
     stats->host_bytes = pager->store && !pager->by_file ? stats->state_bytes : 0;
     spw__lock_drop(&pager->lock);

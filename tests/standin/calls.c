@@ -196,6 +196,13 @@ void standin_set_capacity(uint64_t bytes)
     standin__unlock();
 }
 
+void standin_set_lockable(uint64_t bytes)
+{
+    standin__lock();
+    standin__memory_set_lockable(bytes);
+    standin__unlock();
+}
+
 void standin_seed(uint64_t seed)
 {
     standin__lock();

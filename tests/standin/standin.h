@@ -35,6 +35,10 @@ enum {
 /* Device memory that there is; 4 GiB after a reset. What is given already stays. */
 void standin_set_capacity(uint64_t bytes);
 
+/* Host memory that may be registered, as by a limit on locked memory; no limit after a reset. What
+ * is registered already stays. */
+void standin_set_lockable(uint64_t bytes);
+
 /* Picks the order of what is free to run. 0, as after a reset: nothing runs that nobody waits for,
  * and what must runs oldest first. Others: by chance, and some of it early. */
 void standin_seed(uint64_t seed);
@@ -71,6 +75,7 @@ void standin_reset(void);
 /* The functions above where the process's libcuda.so.1 is the stand-in. */
 typedef struct standin_control {
     void (*set_capacity)(uint64_t bytes);
+    void (*set_lockable)(uint64_t bytes);
     void (*seed)(uint64_t seed);
     uint64_t (*fail_nth)(const char *function, uint64_t n, CUresult result);
     const char *(*failed)(void);
@@ -95,6 +100,7 @@ static inline bool standin_find(standin_control *control)
 {
     void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
     return library && standin_find_one(library, "standin_set_capacity", &control->set_capacity) &&
+           standin_find_one(library, "standin_set_lockable", &control->set_lockable) &&
            standin_find_one(library, "standin_seed", &control->seed) &&
            standin_find_one(library, "standin_fail_nth", &control->fail_nth) &&
            standin_find_one(library, "standin_failed", &control->failed) &&
