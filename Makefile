@@ -2,7 +2,7 @@
 BUILD := build
 VENV := .venv/bin
 
-.PHONY: all help demo test test-gpu soak fuzz check format bench clean
+.PHONY: all help demo test test-gpu soak fuzz coverage check format bench clean
 
 all: ## build the library and the command (build/spillway)
 	@scripts/setup build
@@ -30,6 +30,14 @@ soak: ## long random walks under ASan and TSan, OPS=100000 each (an hour or two,
 fuzz: ## libFuzzer on every reader of files, SECONDS=20 each (needs clang)
 	@scripts/setup ci
 	@scripts/fuzz $(or $(SECONDS),20)
+
+coverage: ## all tests, and which lines of src/ they run
+	@scripts/setup test
+	@cmake --preset coverage >/dev/null
+	@cmake --build --preset coverage -- --quiet
+	@find build-coverage -name '*.gcda' -delete
+	@scripts/run_tests build-coverage
+	@python3 scripts/coverage.py build-coverage
 
 check: ## include law, sizes of files and functions, format, the header as C++
 	@scripts/setup ci
