@@ -103,8 +103,8 @@ typedef struct spw_device spw_device;
 typedef struct spw_device_config {
     uint32_t size;    /* sizeof(spw_device_config) */
     uint32_t threads; /* that compute steps; 0: one per core this process may run on */
-    uint64_t mem;     /* bytes the device has; 0: the machine's physical memory, or all of the
-                         GPU's */
+    uint64_t mem;     /* bytes the device has; 0: the machine's physical memory or its control
+                         group's limit, if that is less; or all of the GPU's */
 } spw_device_config;
 
 SPW_API void spw_device_config_default(spw_device_config *config);
@@ -245,7 +245,8 @@ typedef struct spw_pager_stats {
     uint64_t reclaims;       /* how often state was given back on demand */
     uint64_t bytes_reclaimed;
     uint64_t host_bytes;   /* RAM that the store holds */
-    uint64_t pinned_bytes; /* host memory that is pinned for a GPU */
+    uint64_t pinned_bytes; /* host memory that is pinned for a GPU: all of the ram store, or where a
+                              limit refuses that the pinned ring, or 0 where that is refused too */
     uint64_t steps;        /* sweeps done */
     spw_paging paging;     /* the way in use, AUTO resolved */
     int32_t direct_io;     /* file store: 1 if the page cache is bypassed */
@@ -341,10 +342,16 @@ typedef struct spw_param {
     uint32_t bits;      /* of its state: 8 or 32 whatever its size; 0: by the optimizer's config */
 } spw_param;
 
-/* Registers a parameter, before the first step, norm or part of a state, which fix the layout;
- * returns its index (0, 1, ... in order), or a negative error. SPW_EINVAL a bad field, or the
+/* Registers a parameter, before the first step, norm, part of a state or spw_optim_lay_out, which fix
+ * the layout; returns its index (0, 1, ... in order), or a negative error. SPW_EINVAL a bad field, or the
  * layout is fixed. */
 SPW_API int64_t spw_optim_add(spw_optim *optim, const spw_param *param);
+
+/* Fixes the layout and takes the store's space now, which the first step would: a full disk or a cap
+ * that is too small is found before there is work to lose. No state goes to the device yet.
+ * SPW_EHOSTMEM, SPW_ENOSPC: the store cannot hold the state; SPW_ENOMEM: the device has no room for
+ * the tables of a step; nothing was changed, the call may be repeated. */
+SPW_API int spw_optim_lay_out(spw_optim *optim);
 
 /* Tells where a parameter and its gradient are now. A NULL gradient: the coming steps leave this
  * parameter and its state alone and touch none of its pages. */
