@@ -114,6 +114,7 @@ static json_t *describe(const spw__run *run)
     set(noise, "step", "%" PRIu64, run->done);
     set(document, "library", "%s", spw_version());
     set(document, "model", "%s", run->asked->model);
+    set(document, "model_crc32c", "%08" PRIx32, run->model_crc);
     set(document, "skipped_in_a_row", "%u", run->skipped);
     (void)json_object_set_new(document, "schedule", schedule);
     (void)json_object_set_new(document, "data", data);
@@ -263,12 +264,33 @@ static int seek(spw__run *run)
                       run->start.path, epoch, row, run->start.step, run->feed.epoch, run->feed.at);
 }
 
+/* A model that is trained whole lies in the checkpoint. */
+static int check_model(spw__run *run)
+{
+    if (run->asked->full || (!run->start.path && !run->asked->save_every))
+        return 0;
+    int rc = spw__weights_checksum(&run->weights, &run->model_crc);
+    if (rc < 0 || !run->start.path)
+        return rc;
+    char crc[16];
+    (void)snprintf(crc, sizeof crc, "%08" PRIx32, run->model_crc);
+    const char *then = json_string_value(json_object_get(run->start.document, "model_crc32c"));
+    if (then && strcmp(then, crc) == 0)
+        return 0;
+    return spw__error(
+        SPW_EINVAL,
+        "--model %s: its tensors are not those of the run of %s: give the same model, "
+        "or start afresh in another --out",
+        run->asked->model, run->start.path);
+}
+
 int spw__resume_take(spw__run *run)
 {
-    if (!run->start.path)
-        return 0;
+    int rc = check_model(run);
+    if (rc < 0 || !run->start.path)
+        return rc;
     char *optimizer = spw__path_join(run->start.path, SPW__CHECKPOINT_OPTIMIZER);
-    int rc = optimizer ? spw_optim_load(run->optim, optimizer) : SPW_EHOSTMEM;
+    rc = optimizer ? spw_optim_load(run->optim, optimizer) : SPW_EHOSTMEM;
     free(optimizer);
     if (rc == 0)
         rc = seek(run);

@@ -27,6 +27,7 @@ typedef struct spw__run {
     uint32_t seq;          /* most tokens a row */
     spw__checkpoint start; /* that a resumed run begins with */
     uint64_t kept;         /* step of the newest checkpoint that is good; 0: none */
+    uint32_t model_crc;    /* of the frozen model, where there are checkpoints */
     bool complete;         /* a resumed run that has its result: nothing to do, nothing is open */
     spw_device *device;
     spw_pager *pager;

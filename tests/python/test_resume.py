@@ -316,6 +316,20 @@ def test_other_data_is_refused(lora, tmp_path):
     assert "checkpoint-12" in result.stderr
 
 
+def test_another_model_is_refused(lora, model, tmp_path):
+    safetensors = pytest.importorskip("safetensors.torch")
+    lora.die()
+    other = Path(shutil.copytree(model, tmp_path / "model"))
+    tensors = safetensors.load_file(other / "model.safetensors")
+    tensors["model.norm.weight"][3] += 1
+    safetensors.save_file(tensors, other / "model.safetensors", metadata={"format": "pt"})
+    asked = list(lora.asked)
+    asked[1] = other
+    result = finetune(*asked, *lora.every, "--resume")
+    assert result.returncode == 1 and "--model" in result.stderr
+    assert "checkpoint-12" in result.stderr
+
+
 # ---------------------------------------------------------------------------------------- damage
 
 
