@@ -22,6 +22,7 @@ static const uint64_t sizes[] = {1, 255, 4096, 0, 70001, 256, 5000, 131072, 33};
 enum { N_TENSORS = sizeof sizes / sizeof *sizes, N_PARTS = 4 };
 
 typedef struct setup {
+    const char *device;
     spw_pager_config pager;
     uint64_t mem;
     spw_state state;
@@ -32,14 +33,15 @@ typedef struct rig {
     spw_device *device;
     spw_pager *pager;
     spw_optim *optim;
-    float *p[N_TENSORS], *g[N_TENSORS];
-    uint64_t index[N_TENSORS]; /* in the optimizer */
+    float *p[N_TENSORS], *g[N_TENSORS];        /* on the host */
+    void *dev_p[N_TENSORS], *dev_g[N_TENSORS]; /* where the optimizer has them */
+    uint64_t index[N_TENSORS];                 /* in the optimizer */
     uint64_t chance;
 } rig;
 
 static inline setup plain_setup(spw_state state)
 {
-    setup s = {.state = state};
+    setup s = {.device = "cpu", .state = state};
     spw_pager_config_default(&s.pager);
     return s;
 }
@@ -50,6 +52,20 @@ static inline float next_value(rig *r)
     return (float)((double)(r->chance >> 40) / (1 << 23) - 1.0);
 }
 
+static inline void rig_to_device(rig *r, void *to, const float *from, int t)
+{
+    assert_int_equal(spw_device_copy(r->device, to, from, sizes[t] * sizeof(float)), 0);
+}
+
+/* The host's copy of the parameters is brought up to date. */
+static inline void rig_fetch(rig *r)
+{
+    assert_int_equal(spw_device_sync(r->device, NULL), 0);
+    for (int t = 0; t < N_TENSORS; t++)
+        assert_int_equal(spw_device_copy(r->device, r->p[t], r->dev_p[t], sizes[t] * sizeof(float)),
+                         0);
+}
+
 static inline void rig_add(rig *r, int t)
 {
     char name[32];
@@ -58,7 +74,10 @@ static inline void rig_add(rig *r, int t)
     r->g[t] = calloc(sizes[t] + 1, sizeof(float));
     for (uint64_t i = 0; i < sizes[t]; i++)
         r->p[t][i] = 0.5f;
-    spw_param param = {.name = name, .data = r->p[t], .grad = r->g[t], .n = sizes[t]};
+    assert_int_equal(spw_malloc(r->pager, sizes[t] * sizeof(float), &r->dev_p[t]), 0);
+    assert_int_equal(spw_malloc(r->pager, sizes[t] * sizeof(float), &r->dev_g[t]), 0);
+    rig_to_device(r, r->dev_p[t], r->p[t], t);
+    spw_param param = {.name = name, .data = r->dev_p[t], .grad = r->dev_g[t], .n = sizes[t]};
     int64_t index = spw_optim_add(r->optim, &param);
     assert_true(index >= 0);
     r->index[t] = (uint64_t)index;
@@ -72,7 +91,7 @@ static inline void rig_open(rig *r, const setup *s)
     spw_device_config_default(&device);
     device.mem = s->mem;
     device.threads = 2;
-    assert_int_equal(spw_device_open("cpu", &device, &r->device), 0);
+    assert_int_equal(spw_device_open(s->device, &device, &r->device), 0);
     assert_int_equal(spw_pager_create(r->device, &s->pager, &r->pager), 0);
     spw_optim_config config;
     spw_optim_config_default(&config);
@@ -85,6 +104,10 @@ static inline void rig_open(rig *r, const setup *s)
 
 static inline void rig_close(rig *r)
 {
+    for (int t = 0; t < N_TENSORS; t++) {
+        spw_free(r->pager, r->dev_p[t]);
+        spw_free(r->pager, r->dev_g[t]);
+    }
     spw_optim_destroy(r->optim);
     spw_pager_destroy(r->pager);
     spw_device_close(r->device);
@@ -97,11 +120,14 @@ static inline void rig_close(rig *r)
 /* Tensor 6 has no gradient in odd steps, so parameters' steps differ. */
 static inline void rig_step(rig *r, int number)
 {
-    for (int t = 0; t < N_TENSORS; t++)
+    assert_int_equal(spw_device_sync(r->device, NULL), 0);
+    for (int t = 0; t < N_TENSORS; t++) {
         for (uint64_t i = 0; i < sizes[t]; i++)
             r->g[t][i] = next_value(r) * 0.1f;
-    assert_int_equal(
-        spw_optim_set_pointers(r->optim, r->index[6], r->p[6], number % 2 ? NULL : r->g[6]), 0);
+        rig_to_device(r, r->dev_g[t], r->g[t], t);
+    }
+    const void *grad = number % 2 ? NULL : r->dev_g[6];
+    assert_int_equal(spw_optim_set_pointers(r->optim, r->index[6], r->dev_p[6], grad), 0);
     assert_int_equal(spw_optim_step(r->optim, &(spw_step){.lr = 1e-2, .max_norm = 1e9}), 0);
 }
 
@@ -112,11 +138,13 @@ static inline void rig_steps(rig *r, int from, int to)
 }
 
 /* The other's parameters and place among the gradients, as a trainer keeps them itself. */
-static inline void rig_take_parameters(rig *r, const rig *from)
+static inline void rig_take_parameters(rig *r, rig *from)
 {
+    rig_fetch(from);
+    assert_int_equal(spw_device_sync(r->device, NULL), 0);
     r->chance = from->chance;
     for (int t = 0; t < N_TENSORS; t++)
-        memcpy(r->p[t], from->p[t], sizes[t] * sizeof(float));
+        rig_to_device(r, r->dev_p[t], from->p[t], t);
 }
 
 static inline void assert_same_part(rig *a, rig *b, int t, spw_part part)
@@ -133,6 +161,8 @@ static inline void assert_same_part(rig *a, rig *b, int t, spw_part part)
 
 static inline void assert_same_state(rig *a, rig *b)
 {
+    rig_fetch(a);
+    rig_fetch(b);
     for (int t = 0; t < N_TENSORS; t++) {
         uint64_t steps_a, steps_b;
         assert_int_equal(spw_optim_get_step(a->optim, a->index[t], &steps_a), 0);
