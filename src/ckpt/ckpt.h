@@ -41,6 +41,12 @@ typedef struct spw__ckpt_table {
 int spw__ckpt_table_make(const spw_optim *optim, spw__ckpt_table *table);
 void spw__ckpt_table_free(spw__ckpt_table *table); /* a zeroed one is allowed */
 
+/* The parts of n elements of a parameter: of a piece, or of all of it. */
+static inline spw__parts spw__ckpt_parts(const spw_optim *optim, uint64_t param, uint64_t n)
+{
+    return spw__piece_parts(optim->params[param].is_8bit, n);
+}
+
 /* The index of a piece's part. */
 static inline size_t spw__ckpt_tensor_of(const spw__ckpt_table *table, uint64_t param, int part)
 {

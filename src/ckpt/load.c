@@ -102,7 +102,7 @@ static int take_tables(loading *l)
 
 static int read_piece(loading *l, const spw__piece *piece, char *page)
 {
-    spw__parts parts = spw__piece_parts(l->optim->params[piece->param].is_8bit, piece->n);
+    spw__parts parts = spw__ckpt_parts(l->optim, piece->param, piece->n);
     int rc = 0;
     for (int part = 0; rc == 0 && part < SPW__PARTS; part++) {
         if (!parts.bytes[part])

@@ -8,7 +8,7 @@ static int write_piece(const spw_optim *optim, const spw__ckpt_table *table, uin
                        const char *page, spw__checked_writer *writer)
 {
     const spw__piece *piece = &optim->pieces[index];
-    spw__parts parts = spw__piece_parts(optim->params[piece->param].is_8bit, piece->n);
+    spw__parts parts = spw__ckpt_parts(optim, piece->param, piece->n);
     int rc = 0;
     for (int part = 0; rc == 0 && part < SPW__PARTS; part++)
         if (parts.bytes[part])

@@ -80,7 +80,7 @@ static int add_all(const spw_optim *optim, spw__ckpt_table *table, bool codes)
 {
     for (size_t i = 0; i < optim->n_params; i++) {
         const spw__param *param = &optim->params[i];
-        spw__parts parts = spw__piece_parts(param->is_8bit, param->n);
+        spw__parts parts = spw__ckpt_parts(optim, i, param->n);
         for (int part = 0; part < SPW__PARTS; part++) {
             if (!parts.bytes[part] || is_codes(param, part) != codes)
                 continue;
