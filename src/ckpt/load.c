@@ -132,6 +132,14 @@ static int read_page(loading *l, uint64_t page)
     return rc < 0 ? rc : spw__pager_put_page(optim->pager, page);
 }
 
+static int set_progress(spw_optim *optim, size_t index, const spw__adam_progress *progress)
+{
+    if (progress->beta1_power == SPW__POWERS_BY_STEP)
+        return spw_optim_set_step(optim, index, progress->step);
+    optim->params[index].start = *progress;
+    return spw__kern_table_set(optim->table, index, progress);
+}
+
 static int take_over(loading *l)
 {
     spw_optim *optim = l->optim;
@@ -139,10 +147,8 @@ static int take_over(loading *l)
     optim->torn = true;
     for (uint64_t page = 0; rc == 0 && page < optim->n_pages; page++)
         rc = read_page(l, page);
-    for (size_t i = 0; rc == 0 && i < optim->n_params; i++) {
-        optim->params[i].start = l->progress[i];
-        rc = spw__kern_table_set(optim->table, i, &l->progress[i]);
-    }
+    for (size_t i = 0; rc == 0 && i < optim->n_params; i++)
+        rc = set_progress(optim, i, &l->progress[i]);
     optim->torn = rc < 0;
     return rc;
 }

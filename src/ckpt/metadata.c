@@ -5,18 +5,17 @@
 #include "base/error.h"
 #include "base/mem.h"
 #include "format/json.h"
+#include "format/optim_file.h"
 
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-static const char format_name[] = "spillway.optimizer";
-static const char format_version[] = "1";
 static const char optimizer_name[] = "adamw";
-static const char codes_name[] = "bitsandbytes";
-static const char block_elements[] = "256";
-_Static_assert(SPW__BLOCK == 256, "block_elements says 256");
+_Static_assert(SPW__BLOCK == 256, "SPW__OPTIM_BLOCK says 256");
+
+enum { STEP_LENGTH = sizeof SPW__OPTIM_STEP - 1 };
 
 static char *key_of(const char *prefix, const char *name)
 {
@@ -52,10 +51,10 @@ static int set_progress(spw_optim *optim, size_t index, json_t *metadata)
     int rc = optim->table ? spw__kern_table_get(optim->table, index, &progress) : 0;
     (void)snprintf(text, sizeof text, "%" PRIu64, progress.step);
     if (rc == 0)
-        rc = set(metadata, "step.", param->name, text);
+        rc = set(metadata, SPW__OPTIM_STEP, param->name, text);
     (void)snprintf(text, sizeof text, "%016" PRIx64 " %016" PRIx64, bits_of(progress.beta1_power),
                    bits_of(progress.beta2_power));
-    return rc < 0 ? rc : set(metadata, "beta_powers.", param->name, text);
+    return rc < 0 ? rc : set(metadata, SPW__OPTIM_POWERS, param->name, text);
 }
 
 static bool has_codes(const spw_optim *optim)
@@ -68,13 +67,14 @@ static bool has_codes(const spw_optim *optim)
 
 int spw__ckpt_metadata_make(spw_optim *optim, json_t **metadata)
 {
-    *metadata = json_pack("{s:s, s:s, s:s, s:s}", "format", format_name, "version", format_version,
-                          "library", spw_version(), "optimizer", optimizer_name);
+    *metadata =
+        json_pack("{s:s, s:s, s:s, s:s}", "format", SPW__OPTIM_FORMAT, "version",
+                  SPW__OPTIM_VERSION, "library", spw_version(), "optimizer", optimizer_name);
     int rc = *metadata ? 0 : spw__error(SPW_EHOSTMEM, "out of host memory for a checkpoint");
     if (rc == 0 && has_codes(optim))
-        rc = set(*metadata, "codes", "", codes_name);
+        rc = set(*metadata, "codes", "", SPW__OPTIM_CODES);
     if (rc == 0 && has_codes(optim))
-        rc = set(*metadata, "block", "", block_elements);
+        rc = set(*metadata, "block", "", SPW__OPTIM_BLOCK);
     for (size_t i = 0; rc == 0 && i < optim->n_params; i++)
         rc = set_progress(optim, i, *metadata);
     if (rc < 0)
@@ -104,15 +104,15 @@ static int want(const spw__safetensors *file, const char *key, const char *wante
 static int check_kind(const spw_optim *optim, const spw__safetensors *file)
 {
     const char *format = get(file, "format", "");
-    if (!format || strcmp(format, format_name) != 0)
+    if (!format || strcmp(format, SPW__OPTIM_FORMAT) != 0)
         return spw__error(SPW_EFORMAT, "%s: is not a spillway optimizer's file", file->path);
-    int rc = want(file, "version", format_version);
+    int rc = want(file, "version", SPW__OPTIM_VERSION);
     if (rc == 0)
         rc = want(file, "optimizer", optimizer_name);
     if (rc == 0 && has_codes(optim) && get(file, "codes", ""))
-        rc = want(file, "codes", codes_name);
+        rc = want(file, "codes", SPW__OPTIM_CODES);
     if (rc == 0 && has_codes(optim) && get(file, "block", ""))
-        rc = want(file, "block", block_elements);
+        rc = want(file, "block", SPW__OPTIM_BLOCK);
     return rc;
 }
 
@@ -130,16 +130,17 @@ static int check_others(const spw_optim *optim, const spw__safetensors *file)
     const char *key;
     json_t *value;
     size_t n = 0;
-    json_object_foreach(file->metadata, key, value) n += strncmp(key, "step.", 5) == 0;
+    json_object_foreach(file->metadata, key, value) n +=
+        strncmp(key, SPW__OPTIM_STEP, STEP_LENGTH) == 0;
     if (n == optim->n_params)
         return 0;
     json_object_foreach(file->metadata, key, value)
     {
-        if (strncmp(key, "step.", 5) == 0 && !is_ours(optim, key + 5))
+        if (strncmp(key, SPW__OPTIM_STEP, STEP_LENGTH) == 0 && !is_ours(optim, key + STEP_LENGTH))
             return spw__error(SPW_EINVAL,
                               "%s: has %zu parameters, this optimizer has %zu; %s is not among "
                               "them",
-                              file->path, n, optim->n_params, key + 5);
+                              file->path, n, optim->n_params, key + STEP_LENGTH);
     }
     return 0;
 }
@@ -155,13 +156,16 @@ static int read_progress(const spw__safetensors *file, const char *name, spw__ad
 {
     uint64_t step, powers[2];
     int end = 0;
-    const char *text = get(file, "step.", name);
+    const char *text = get(file, SPW__OPTIM_STEP, name);
     if (!text)
         return spw__error(SPW_EINVAL, "%s: has no parameter %s", file->path, name);
     bool fine = sscanf(text, "%" SCNu64 "%n", &step, &end) == 1 && !text[end];
-    text = get(file, "beta_powers.", name);
-    fine = fine && text &&
-           sscanf(text, "%" SCNx64 " %" SCNx64 "%n", &powers[0], &powers[1], &end) == 2 &&
+    text = get(file, SPW__OPTIM_POWERS, name);
+    if (fine && !text) {
+        *result = (spw__adam_progress){.beta1_power = SPW__POWERS_BY_STEP, .step = step};
+        return 0;
+    }
+    fine = fine && sscanf(text, "%" SCNx64 " %" SCNx64 "%n", &powers[0], &powers[1], &end) == 2 &&
            !text[end];
     if (!fine)
         return spw__error(SPW_EFORMAT, "%s: parameter %s: step or beta_powers make no sense",

@@ -128,7 +128,7 @@ def test_an_unknown_command_names_those_there_are(command):
     result = run(command, "plan")
     assert result.returncode == 2
     assert result.stderr.count("\n") == 1
-    assert "plan" in result.stderr and "finetune, bench" in result.stderr
+    assert "plan" in result.stderr and "finetune, bench, ckpt" in result.stderr
 
 
 def test_version(command):
