@@ -97,7 +97,7 @@ class Slot:
 
 
 class Engine:
-    """`members`: (parameter, number of its group, bits of its state) in order of registration.
+    """`members`: (parameter, number of its group, bits of its state, name) in order of registration.
     `pager_options`: fields of spw_pager_config. `group_options`: by number, fields of spw_group."""
 
     def __init__(self, where, members, pager_options, group_options):
@@ -115,8 +115,8 @@ class Engine:
         self.groups = {}            # the optimizer's number of a group: ours
         self._group_now = {}        # ours: what the library was told last
         self.slots = []
-        for param, group, bits in members:
-            self._add(param, group, bits, group_options)
+        for param, group, bits, name in members:
+            self._add(param, group, bits, name, group_options)
         # Three words a parameter, as spw_place has them: data, gradient, the gradient's type.
         self._idle = []
         for slot in self.slots:
@@ -126,12 +126,12 @@ class Engine:
         self.held = []     # copies that the step under way reads
         live.add(self)
 
-    def _add(self, param, group, bits, group_options):
+    def _add(self, param, group, bits, name, group_options):
         if group not in self.groups:
             self.groups[group] = self.optim.add_group(**group_options[group])
         shard = local(param).detach()
         index = self.optim.add_at(shard.data_ptr(), shard.numel(), TYPES[shard.dtype],
-                                  group=self.groups[group], bits=bits)
+                                  group=self.groups[group], bits=bits, name=name)
         self.slots.append(Slot(self, index, param, bits, self.groups[group]))
 
     def close(self):
