@@ -17,6 +17,7 @@ LAW = {
     "kern": {"base", "dev"},
     "pager": {"base", "dev", "store"},
     "opt": {"base", "dev", "store", "kern", "pager"},
+    "ckpt": {"base", "format", "dev", "store", "kern", "pager", "opt"},
     "hook": {"base"},
     "train": {"base", "format"},
     "cli": {"base", "format", "train"},

@@ -332,7 +332,7 @@ SPW_API int spw_optim_set_group(spw_optim *optim, uint32_t index, const spw_grou
 /* A parameter tensor, flattened. `data` and `grad` are device memory that the caller owns and that
  * stays where it is until spw_optim_set_pointers says otherwise. */
 typedef struct spw_param {
-    const char *name; /* copied; "" is allowed */
+    const char *name; /* copied; its key in checkpoints; "" is allowed without them */
     void *data;       /* n elements of `type`; updated in place */
     const void *grad; /* n elements of `grad_type`; NULL: no gradient yet */
     uint64_t n;       /* elements; 0 is allowed */
@@ -439,6 +439,26 @@ SPW_API int spw_optim_set_param_group(spw_optim *optim, uint64_t index, uint32_t
 /* How many steps a parameter has had; bias correction follows it. */
 SPW_API int spw_optim_get_step(spw_optim *optim, uint64_t index, uint64_t *step);
 SPW_API int spw_optim_set_step(spw_optim *optim, uint64_t index, uint64_t step);
+
+/* Writes the whole state to a checkpoint: a safetensors file with a tensor NAME.m, NAME.v and so on
+ * for each parameter, checksums, and in its metadata what else is needed to go on.
+ * docs/checkpoints.md has the format. Read page by page where the state rests, from the device only
+ * what the store has not; takes one page of host memory more, and table entries. The file is made
+ * under a temporary name beside `path`, synced, and renamed: an older file of that name stays whole
+ * until the new one is, and no error leaves a temporary file. SPW_EINVAL a parameter without a
+ * name, or two of one name (named); SPW_EIO, SPW_ENOSPC, SPW_ENOENT the file, or the store. Before
+ * the first step it takes what that would: errors as spw_optim_step. */
+SPW_API int spw_optim_save(spw_optim *optim, const char *path);
+
+/* Reads a checkpoint of spw_optim_save into an optimizer with parameters of the same names, sizes
+ * and bits of state, in any order of registration; hyper-parameters are the caller's. Any budget,
+ * store, way to move and page size: the steps that follow have the bits of a run that never
+ * stopped. State goes where it rests and not to the device, so it is as paged as before. First all
+ * is checked: SPW_EFORMAT a damaged, truncated or foreign file (tensor and bytes named), SPW_EINVAL
+ * a file of other parameters (named), SPW_ENOTSUP one of another optimizer or a later version; then
+ * nothing changed. SPW_EIO: the file or the store failed after that, in the middle; steps and saves
+ * are refused (SPW_EFAILED) until a load succeeds. */
+SPW_API int spw_optim_load(spw_optim *optim, const char *path);
 
 /* The 256 values of an 8-bit code: of m (`is_signed` 1) or v (0), ascending; value = table[code] *
  * absmax. They are bitsandbytes' dynamic map. */

@@ -142,12 +142,12 @@ class Engine:
             self.groups[number] = self.optim.add_group(**options)
         return self.groups[number]
 
-    def add(self, param, bits, group, options):
+    def add(self, param, bits, group, options, name):
         """The slot of a new parameter, whose group has these hyper-parameters (spw_group)."""
         number = self._group(group, options)
         shard = local(param).detach()
         index = self.optim.add_at(shard.data_ptr(), shard.numel(), TYPES[shard.dtype],
-                                  group=number, bits=bits)
+                                  group=number, bits=bits, name=name)
         self._idle += [shard.data_ptr(), 0, 0]
         return Slot(self, index, param, bits, group)
 

@@ -225,9 +225,9 @@ class Optim(_Handle):
         _call("spw_optim_set_pointers", self._handle, _u64(index), _ptr(_address(data)),
               _ptr(_address(grad)))
 
-    def add_at(self, address, n, dtype, group=0, bits=0):
+    def add_at(self, address, n, dtype, group=0, bits=0, name=""):
         """Registers n elements of an spw_type at an address, without a gradient yet."""
-        param = _Param(b"", address or None, None, n, dtype, dtype, group, bits)
+        param = _Param(name.encode(), address or None, None, n, dtype, dtype, group, bits)
         return _call("spw_optim_add", self._handle, c.byref(param))
 
     def set_place_words(self, words):
@@ -240,6 +240,14 @@ class Optim(_Handle):
         """One step; the last three are addresses: a CUstream, and two floats on the device."""
         step = _Step(lr, max_norm, grad_scale, stream, loss_scale, found_inf)
         _call("spw_optim_step", self._handle, c.byref(step))
+
+    def save(self, path):
+        """The whole state to a checkpoint, under a temporary name until it is whole."""
+        _call("spw_optim_save", self._handle, os.fsencode(path))
+
+    def load(self, path):
+        """The whole state from a checkpoint; all of it is checked before anything is changed."""
+        _call("spw_optim_load", self._handle, os.fsencode(path))
 
     def grad_norm(self):
         norm = _f64()

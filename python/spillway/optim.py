@@ -173,20 +173,31 @@ class _Adam(torch.optim.Optimizer):
 
     def _bind(self):
         """Gives each parameter that has no place yet one: a new engine for each device."""
-        members = {}
+        members, names = {}, self._names()
         for number, group in enumerate(self.param_groups):
             for place, param in enumerate(group["params"]):
                 if self._slot(param) is None:
                     bits = self._bits_of(param, number, place)
                     where = _engine.local(param).device
-                    members.setdefault(where, []).append((param, number, bits))
+                    name = names[id(param)]
+                    members.setdefault(where, []).append((param, number, bits, name))
         fields = {n: _group_fields(group) for n, group in enumerate(self.param_groups)}
         for where, list_of in members.items():
             engine = _engine.Engine(where, _pager_options.fields(self._options))
-            slots = [engine.add(param, bits, number, fields[number])
-                     for param, number, bits in list_of]
+            slots = [engine.add(param, bits, number, fields[number], name)
+                     for param, number, bits, name in list_of]
             self._engines.append(engine)
             self._slots.update((id(slot.param), slot) for slot in slots)
+
+    def _names(self):
+        """By id of each parameter: its name where the optimizer was made from named_parameters()
+        (torch keeps them in param_names), else its number, as state_dict has it."""
+        names = {}
+        for group in self.param_groups:
+            given = group.get("param_names") or [None] * len(group["params"])
+            for param, name in zip(group["params"], given):
+                names.setdefault(id(param), str(len(names)) if name is None else name)
+        return names
 
     def _slot(self, param):
         slot = self._slots.get(id(param))
@@ -393,6 +404,40 @@ class _Adam(torch.optim.Optimizer):
         self.state.clear()
         for param, _ in saved:
             self._touch(self._slot(param))
+
+    def save(self, path):
+        """Writes the whole state to one safetensors file (docs/checkpoints.md), page by page from
+        where it rests: a state_dict is a copy in RAM, this takes one page. Keys are the names of
+        named_parameters() if the optimizer was made from those, else numbers. An older file stays
+        until the new one is whole. Hyper-parameters are not in it. ValueError where state is on
+        several devices or sharded."""
+        self._only_engine("save").optim.save(path)
+
+    @torch.no_grad()
+    def load(self, path):
+        """Reads what save wrote, or `spillway ckpt convert`, into an optimizer with parameters of
+        the same names, sizes and bits of state, under any paging: state goes where it rests.
+        spillway.Error for a damaged file, or one of other parameters; then nothing is changed."""
+        engine = self._only_engine("load")
+        engine.optim.load(path)
+        for slot in list(self._slots.values()):
+            if slot.step and not slot.touched:
+                self._touch(slot)
+
+    def _only_engine(self, what):
+        if any(self._slot(p) is None for group in self.param_groups for p in group["params"]):
+            self._bind()
+        if len(self._engines) != 1:
+            raise ValueError(f"{what}: one file holds the state of one pager, this optimizer has "
+                             f"{len(self._engines)} (several devices, or parameters that came "
+                             "after the first step): use state_dict()")
+        engine = self._engines[0]
+        if any(slot.sharded for slot in self._slots.values()):
+            raise ValueError(f"{what}: sharded parameters: use torch.distributed.checkpoint")
+        for number, group in enumerate(self.param_groups):
+            if number in engine.groups:
+                engine.set_group(engine.groups[number], _group_fields(group))
+        return engine
 
     def __getstate__(self):
         state = [(slot.param, {key: value for key, value in ParamState(slot).items()})

@@ -6,11 +6,32 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <stdatomic.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+static atomic_uint_fast64_t countdown;
+
+void spw__file_fail(uint64_t nth)
+{
+    atomic_store(&countdown, nth);
+}
+
+/* True, with errno set, for the call that is to fail. */
+static bool fault_is_due(void)
+{
+    uint_fast64_t left = atomic_load_explicit(&countdown, memory_order_relaxed);
+    while (left)
+        if (atomic_compare_exchange_weak(&countdown, &left, left - 1)) {
+            errno = EIO;
+            return left == 1;
+        }
+    return false;
+}
 
 static int read_all(int fd, const char *path, char *data, size_t bytes)
 {
@@ -71,7 +92,8 @@ int spw__file_begin(spw__file_writer *writer, const char *path)
         return SPW_EHOSTMEM;
     }
     (void)snprintf(writer->temporary, bytes, "%s.tmp-%ld", path, (long)getpid());
-    writer->fd = open(writer->temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    if (!fault_is_due())
+        writer->fd = open(writer->temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
     if (writer->fd < 0) {
         int rc = spw__error_errno(errno, "%s: cannot create", path);
         spw__file_abandon(writer);
@@ -82,14 +104,24 @@ int spw__file_begin(spw__file_writer *writer, const char *path)
 
 int spw__file_write(spw__file_writer *writer, const void *data, size_t bytes)
 {
+    int rc = spw__file_write_at(writer, writer->end, data, bytes);
+    if (rc == 0)
+        writer->end += bytes;
+    return rc;
+}
+
+int spw__file_write_at(spw__file_writer *writer, uint64_t offset, const void *data, size_t bytes)
+{
     const char *from = data;
     while (bytes) {
-        ssize_t n = write(writer->fd, from, bytes);
+        ssize_t n = fault_is_due() ? -1 : pwrite(writer->fd, from, bytes, (off_t)offset);
         if (n < 0 && errno == EINTR)
             continue;
         if (n < 0)
-            return spw__error_errno(errno, "%s: cannot write", writer->path);
+            return spw__error_errno(errno, "%s: cannot write %zu bytes at %" PRIu64, writer->path,
+                                    bytes, offset);
         from += n;
+        offset += (uint64_t)n;
         bytes -= (size_t)n;
     }
     return 0;
@@ -107,7 +139,7 @@ static int sync_folder_of(const char *path)
     else if (slash)
         *slash = '\0';
     int fd = open(slash ? folder : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    int failed = fd < 0 || fsync(fd) < 0;
+    int failed = fd < 0 || fault_is_due() || fsync(fd) < 0;
     int saved_errno = errno;
     if (fd >= 0)
         close(fd);
@@ -121,12 +153,12 @@ static int sync_folder_of(const char *path)
 int spw__file_commit(spw__file_writer *writer)
 {
     int rc = 0;
-    if (fsync(writer->fd) < 0)
+    if (fault_is_due() || fsync(writer->fd) < 0)
         rc = spw__error_errno(errno, "%s: cannot sync", writer->path);
     if (close(writer->fd) < 0 && rc == 0)
         rc = spw__error_errno(errno, "%s: cannot close", writer->path);
     writer->fd = -1;
-    if (rc == 0 && rename(writer->temporary, writer->path) < 0)
+    if (rc == 0 && (fault_is_due() || rename(writer->temporary, writer->path) < 0))
         rc = spw__error_errno(errno, "%s: cannot rename into place", writer->path);
     if (rc == 0) {
         free(writer->temporary);

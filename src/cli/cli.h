@@ -11,6 +11,7 @@ enum spw__exit { SPW__EXIT_DONE = 0, SPW__EXIT_FAILED = 1, SPW__EXIT_USAGE = 2 }
 
 int spw__cli_finetune(int argc, char **argv);
 int spw__cli_bench(int argc, char **argv);
+int spw__cli_ckpt(int argc, char **argv);
 
 /* Print "spillway: ..." on stderr; return SPW__EXIT_USAGE and SPW__EXIT_FAILED. */
 int spw__cli_usage(const char *format, ...) __attribute__((format(printf, 1, 2)));

@@ -48,6 +48,12 @@ static const spw__option file_options[] = {
     {"out", CODE_OUT, "DIR",
      "made if it is not there; gets the adapter, with --full the model (required)"},
     {"log", CODE_LOG, "FILE", "one JSON object a step [none]"},
+    {"save-every", CODE_SAVE_EVERY, "N",
+     "write OUT/checkpoint-N after every N steps, and when the run is\n"
+     "interrupted; the newest two stay [none]"},
+    {"resume", CODE_RESUME, NULL,
+     "go on from the newest valid checkpoint in OUT, bit for bit as if the\n"
+     "run had never stopped; from the beginning if there is none"},
     {"sample", CODE_SAMPLE, "TEXT",
      "print how the model continues TEXT before the first and after the\n"
      "last step, greedy, up to 48 tokens [none]"},
@@ -88,8 +94,6 @@ static const spw__option step_options[] = {
 
 /* Known by name, so that the error can say what they are. */
 static const spw__option later_options[] = {
-    {"save-every", CODE_SAVE_EVERY, "N", "checkpoints"},
-    {"resume", CODE_RESUME, NULL, "from a checkpoint"},
     {"trace", CODE_TRACE, "FILE", "Chrome trace events"},
     {0},
 };
@@ -174,6 +178,8 @@ static int take_integer(enum code code, const char *value, request *r)
         return take_u32("rank", value, 4096, &f->lora.rank);
     case CODE_STEPS:
         return spw__option_integer("steps", value, counts, &f->steps);
+    case CODE_SAVE_EVERY:
+        return spw__option_integer("save-every", value, counts, &f->save_every);
     case CODE_EPOCHS:
         return spw__option_integer("epochs", value, (const uint64_t[]){1, 100000}, &f->epochs);
     case CODE_BATCH:
@@ -268,10 +274,9 @@ static int take_own(enum code code, const char *value, request *r)
     case CODE_WEIGHT_DECAY:
     case CODE_CLIP:
         return take_real(code, value, r);
-    case CODE_SAVE_EVERY:
-        return take_later("save-every");
     case CODE_RESUME:
-        return take_later("resume");
+        f->resume = true;
+        return 0;
     case CODE_TRACE:
         return take_later("trace");
     default:

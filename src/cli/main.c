@@ -16,6 +16,7 @@ typedef struct command {
 static const command commands[] = {
     {"finetune", spw__cli_finetune, "fine-tune a model with a paged optimizer"},
     {"bench", spw__cli_bench, "measure what an optimizer step reaches on this machine"},
+    {"ckpt", spw__cli_ckpt, "inspect, verify or convert an optimizer's checkpoint"},
 };
 
 enum { N_COMMANDS = sizeof commands / sizeof *commands };

@@ -13,8 +13,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static const uint64_t max_header_bytes = 100000000;
-
 typedef struct dtype_info {
     const char *name;
     uint32_t bits;
@@ -43,16 +41,14 @@ static const dtype_info *find_dtype(const char *name)
     return NULL;
 }
 
-/* ---------------------------------------------------------------------------------- reading -- */
-
 static int map_file(const char *path, spw__safetensors *file)
 {
     struct stat info;
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0)
+    file->fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (file->fd < 0)
         return spw__error_errno(errno, "%s: cannot open", path);
     int rc = 0;
-    if (fstat(fd, &info) < 0)
+    if (fstat(file->fd, &info) < 0)
         rc = spw__error_errno(errno, "%s: cannot stat", path);
     else if (!S_ISREG(info.st_mode))
         rc = spw__error(SPW_EINVAL, "%s: not a regular file", path);
@@ -61,13 +57,12 @@ static int map_file(const char *path, spw__safetensors *file)
                         path, (int64_t)info.st_size);
     if (rc == 0) {
         file->map_bytes = (size_t)info.st_size;
-        file->map = mmap(NULL, file->map_bytes, PROT_READ, MAP_PRIVATE, fd, 0);
+        file->map = mmap(NULL, file->map_bytes, PROT_READ, MAP_PRIVATE, file->fd, 0);
         if (file->map == MAP_FAILED) {
             file->map = NULL;
             rc = spw__error_errno(errno, "%s: cannot map", path);
         }
     }
-    close(fd);
     return rc;
 }
 
@@ -77,11 +72,11 @@ static int read_header_bytes(const spw__safetensors *file, uint64_t *bytes)
     *bytes = 0;
     for (int i = 7; i >= 0; i--)
         *bytes = *bytes << 8 | raw[i];
-    if (*bytes > max_header_bytes)
+    if (*bytes > (uint64_t)SPW__MOST_HEADER_BYTES)
         return spw__error(SPW_EFORMAT,
                           "%s: byte 0: a header of %" PRIu64 " bytes, at most %" PRIu64
                           " are allowed",
-                          file->path, *bytes, max_header_bytes);
+                          file->path, *bytes, (uint64_t)SPW__MOST_HEADER_BYTES);
     if (*bytes > file->map_bytes - 8)
         return spw__error(SPW_EFORMAT,
                           "%s: byte 0: a header of %" PRIu64 " bytes in a file of %zu: truncated?",
@@ -204,16 +199,17 @@ static int check_cover(spw__safetensors *file, uint64_t data_begin)
     return 0;
 }
 
-/* Nothing of it is used; the format says what it may be. */
-static int check_metadata(const spw__safetensors *file, json_t *metadata)
+static int take_metadata(spw__safetensors *file, json_t *metadata)
 {
     const char *key;
     json_t *value;
     bool fine = json_is_object(metadata);
     json_object_foreach(metadata, key, value) fine = fine && json_is_string(value);
-    return fine ? 0
-                : spw__error(SPW_EFORMAT, "%s: byte 8: __metadata__ is not an object of strings",
-                             file->path);
+    if (!fine)
+        return spw__error(SPW_EFORMAT, "%s: byte 8: __metadata__ is not an object of strings",
+                          file->path);
+    file->metadata = json_incref(metadata);
+    return 0;
 }
 
 static int read_tensors(spw__safetensors *file, json_t *header, uint64_t data_begin)
@@ -225,7 +221,7 @@ static int read_tensors(spw__safetensors *file, json_t *header, uint64_t data_be
         return SPW_EHOSTMEM;
     json_object_foreach(header, name, entry)
     {
-        int rc = strcmp(name, "__metadata__") == 0 ? check_metadata(file, entry)
+        int rc = strcmp(name, "__metadata__") == 0 ? take_metadata(file, entry)
                                                    : read_tensor(file, name, entry, data_begin);
         if (rc < 0)
             return rc;
@@ -255,7 +251,7 @@ static int read_header(spw__safetensors *file)
 
 int spw__safetensors_open(const char *path, spw__safetensors *file)
 {
-    *file = (spw__safetensors){.path = spw__strdup(path)};
+    *file = (spw__safetensors){.path = spw__strdup(path), .fd = -1};
     int rc = file->path ? map_file(path, file) : SPW_EHOSTMEM;
     if (rc == 0)
         rc = read_header(file);
@@ -271,8 +267,38 @@ void spw__safetensors_close(spw__safetensors *file)
     free(file->tensors);
     if (file->map)
         (void)munmap(file->map, file->map_bytes);
+    if (file->path && file->fd >= 0)
+        (void)close(file->fd);
+    json_decref(file->metadata);
     free(file->path);
-    *file = (spw__safetensors){.path = NULL};
+    *file = (spw__safetensors){.fd = -1};
+}
+
+uint64_t spw__tensor_offset(const spw__safetensors *file, const spw__tensor *tensor)
+{
+    return (uint64_t)((const char *)tensor->data - (const char *)file->map);
+}
+
+int spw__tensor_read(const spw__safetensors *file, const spw__tensor *tensor, uint64_t first,
+                     void *bytes, size_t n)
+{
+    char *to = bytes;
+    uint64_t at = spw__tensor_offset(file, tensor) + first;
+    while (n) {
+        ssize_t got = pread(file->fd, to, n, (off_t)at);
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got < 0)
+            return spw__error_errno(errno, "%s: tensor %s: cannot read %zu bytes at byte %" PRIu64,
+                                    file->path, tensor->name, n, at);
+        if (got == 0)
+            return spw__error(SPW_EIO, "%s: tensor %s: the file ends at byte %" PRIu64, file->path,
+                              tensor->name, at);
+        to += got;
+        at += (uint64_t)got;
+        n -= (size_t)got;
+    }
+    return 0;
 }
 
 const spw__tensor *spw__safetensors_find(const spw__safetensors *file, const char *name)
@@ -289,66 +315,4 @@ const spw__tensor *spw__safetensors_find(const spw__safetensors *file, const cha
             high = middle;
     }
     return NULL;
-}
-
-/* ---------------------------------------------------------------------------------- writing -- */
-
-static json_t *describe(const spw__tensor_spec *spec, uint64_t *offset)
-{
-    uint64_t n = 1;
-    json_t *shape = json_array();
-    for (uint32_t i = 0; i < spec->dims; i++) {
-        n *= spec->shape[i];
-        (void)json_array_append_new(shape, json_integer((json_int_t)spec->shape[i]));
-    }
-    uint64_t begin = *offset;
-    *offset += n * dtypes[spec->dtype].bits / 8;
-    return json_pack("{s:s, s:o, s:[I, I]}", "dtype", dtypes[spec->dtype].name, "shape", shape,
-                     "data_offsets", (json_int_t)begin, (json_int_t)*offset);
-}
-
-static char *make_header(const spw__tensor_spec *specs, size_t n)
-{
-    uint64_t offset = 0;
-    json_t *header = json_pack("{s:{s:s}}", "__metadata__", "format", "pt");
-    for (size_t i = 0; i < n; i++)
-        if (json_object_set_new(header, specs[i].name, describe(&specs[i], &offset)) < 0)
-            break;
-    bool complete = json_object_size(header) == n + 1;
-    char *text = complete ? json_dumps(header, JSON_COMPACT) : NULL;
-    json_decref(header);
-    if (!text)
-        (void)spw__error(SPW_EHOSTMEM, "out of host memory for a safetensors header");
-    return text;
-}
-
-/* The header is padded with spaces so that the data begins at a multiple of 8. */
-static int write_header(spw__file_writer *writer, const char *text)
-{
-    static const char spaces[8] = "        ";
-    size_t bytes = strlen(text), padding = (8 - bytes % 8) % 8;
-    uint64_t total = bytes + padding;
-    unsigned char length[8];
-    for (int i = 0; i < 8; i++)
-        length[i] = (unsigned char)(total >> (8 * i));
-    int rc = spw__file_write(writer, length, sizeof length);
-    if (rc == 0)
-        rc = spw__file_write(writer, text, bytes);
-    return rc == 0 ? spw__file_write(writer, spaces, padding) : rc;
-}
-
-int spw__safetensors_begin(spw__file_writer *writer, const char *path,
-                           const spw__tensor_spec *specs, size_t n)
-{
-    char *text = make_header(specs, n);
-    if (!text)
-        return SPW_EHOSTMEM;
-    int rc = spw__file_begin(writer, path);
-    if (rc == 0) {
-        rc = write_header(writer, text);
-        if (rc < 0)
-            spw__file_abandon(writer);
-    }
-    free(text);
-    return rc;
 }

@@ -8,6 +8,7 @@
  *
  * A reader maps the file; tensors point into the map until it is closed. A writer streams tensors
  * in the order it was told, under a temporary name (base/file.h). One thread each.
+ * Files: safetensors.c (reading), safetensors_write.c; checked.c, files with checksums.
  */
 #ifndef SPW_FORMAT_SAFETENSORS_H
 #define SPW_FORMAT_SAFETENSORS_H
@@ -17,6 +18,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+struct json_t; /* format/json.h */
+
 typedef enum spw__dtype {
     SPW__DTYPE_F32,
     SPW__DTYPE_F16,
@@ -25,7 +28,7 @@ typedef enum spw__dtype {
     SPW__DTYPE_OTHER, /* known to the format, not to us: its name is in the tensor */
 } spw__dtype;
 
-enum { SPW__TENSOR_DIMS = 8 };
+enum { SPW__TENSOR_DIMS = 8, SPW__MOST_HEADER_BYTES = 100000000 };
 
 typedef struct spw__tensor {
     char *name;
@@ -42,13 +45,23 @@ typedef struct spw__safetensors {
     char *path;
     spw__tensor *tensors; /* by name, ascending */
     size_t n_tensors;
+    struct json_t *metadata; /* an object of strings; NULL: the file has none */
     void *map;
     size_t map_bytes;
+    int fd; /* for spw__tensor_read */
 } spw__safetensors;
 
 int spw__safetensors_open(const char *path, spw__safetensors *file);
 void spw__safetensors_close(spw__safetensors *file); /* a zeroed one is allowed */
 const spw__tensor *spw__safetensors_find(const spw__safetensors *file, const char *name);
+
+/* The place of its first byte in the file. */
+uint64_t spw__tensor_offset(const spw__safetensors *file, const spw__tensor *tensor);
+
+/* Reads n bytes from byte `first` of a tensor. Unlike the map it takes no memory for what was read,
+ * and a file that shrank meanwhile is an error. */
+int spw__tensor_read(const spw__safetensors *file, const spw__tensor *tensor, uint64_t first,
+                     void *bytes, size_t n);
 
 /* One tensor of a file to be written. */
 typedef struct spw__tensor_spec {
@@ -62,5 +75,13 @@ typedef struct spw__tensor_spec {
  * in the order of `specs`, and spw__file_commit or spw__file_abandon. */
 int spw__safetensors_begin(spw__file_writer *writer, const char *path,
                            const spw__tensor_spec *specs, size_t n);
+
+uint64_t spw__tensor_spec_bytes(const spw__tensor_spec *spec);
+
+/* All that stands before the data (length, JSON, padding), in new memory; the tensors' data follows
+ * in the order of `specs`. `metadata`, an object of strings, comes first in it, in its own order.
+ * SPW_EINVAL: over what the format allows. */
+int spw__safetensors_header(const spw__tensor_spec *specs, size_t n, struct json_t *metadata,
+                            char **header, size_t *bytes);
 
 #endif

@@ -13,7 +13,7 @@ spw__parts spw__piece_parts(bool is_8bit, uint64_t n)
     uint64_t moment = is_8bit ? n : n * sizeof(float);
     uint64_t absmax = is_8bit ? (n + SPW__BLOCK - 1) / SPW__BLOCK * sizeof(float) : 0;
     spw__parts parts = {.bytes = {moment, moment, absmax, absmax}};
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < SPW__PARTS; i++) {
         parts.at[i] = parts.end;
         parts.end += spw__round_up(parts.bytes[i], ALIGN);
     }

@@ -40,10 +40,20 @@ typedef struct spw__piece {
     uint64_t n;
 } spw__piece;
 
+enum { SPW__PARTS = 4 }; /* of spw_part */
+
+/* By spw_part: its name in checkpoints; is it codes where the state is 8-bit (else floats). */
+typedef struct spw__part_kind {
+    const char *name;
+    bool coded;
+} spw__part_kind;
+
+extern const spw__part_kind spw__part_kinds[SPW__PARTS];
+
 /* Where the parts of a piece begin, bytes from its offset; `end` is its size. */
 typedef struct spw__parts {
-    uint64_t at[4];    /* by spw_part */
-    uint64_t bytes[4]; /* 0: the piece has no such part */
+    uint64_t at[SPW__PARTS];    /* by spw_part */
+    uint64_t bytes[SPW__PARTS]; /* 0: the piece has no such part */
     uint64_t end;
 } spw__parts;
 
@@ -59,6 +69,7 @@ struct spw_optim {
     uint64_t *page_first; /* [n_pages + 1]: first piece of each page */
     uint64_t n_pages;
     bool laid_out;
+    bool torn;                /* a checkpoint was read in part: no step until one is read whole */
     spw__adam_run *runs;      /* [n_pieces] */
     uint64_t *visit;          /* [n_pages]: pages of the step under way */
     spw__norm_run *norm_runs; /* [n_params] */

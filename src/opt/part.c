@@ -5,11 +5,18 @@
 
 #include <inttypes.h>
 
+const spw__part_kind spw__part_kinds[SPW__PARTS] = {
+    [SPW_PART_M] = {"m", true},
+    [SPW_PART_V] = {"v", true},
+    [SPW_PART_ABSMAX_M] = {"absmax_m", false},
+    [SPW_PART_ABSMAX_V] = {"absmax_v", false},
+};
+
 static int check(const spw_optim *optim, uint64_t index, spw_part part)
 {
     if (!optim || index >= optim->n_params)
         return spw__error(SPW_EINVAL, "there is no parameter %" PRIu64, index);
-    if ((unsigned)part > SPW_PART_ABSMAX_V)
+    if ((unsigned)part >= SPW__PARTS)
         return spw__error(SPW_EINVAL, "part %d is none of spw_part", (int)part);
     return 0;
 }

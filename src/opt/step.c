@@ -119,6 +119,8 @@ static int check_step(const spw_optim *optim, const spw_step *step)
 {
     if (!optim || !step)
         return spw__error(SPW_EINVAL, "spw_optim_step: optim and step may not be NULL");
+    if (optim->torn)
+        return spw__error(SPW_EFAILED, "a checkpoint was loaded in part: load one before a step");
     if (!isfinite(step->lr) || step->lr < 0)
         return spw__error(SPW_EINVAL, "lr %g is not a number of at least 0", step->lr);
     if (!(step->max_norm >= 0))

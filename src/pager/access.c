@@ -1,6 +1,7 @@
 /*
- * Reading and writing a piece of a page from the host, between sweeps: for checkpoints and tests.
- * Nothing becomes resident by it. A page in a file passes through one page of host memory.
+ * Reading and writing a page, or a piece of one, from the host, between sweeps: for checkpoints and
+ * tests. Nothing becomes resident by it. Where the store has a page's bytes they are read there and
+ * not from the device. A page in a file passes through one page of host memory.
  */
 #include "pager/pager.h"
 
@@ -9,14 +10,16 @@
 
 #include <string.h>
 
-/* Makes a resident page ours, waiting while a reclaim saves it; NULL if it is not resident. */
-static void *hold_frame(spw_pager *pager, spw__page *page)
+/* Makes a resident page ours, waiting while a reclaim saves it; NULL if it is not resident or, to
+ * be read only, the store has it too. *zero: it was never written. */
+static void *hold_frame(spw_pager *pager, spw__page *page, bool to_write, bool *zero)
 {
     spw__lock_take(&pager->lock);
     while (page->state == SPW__PAGE_SAVING)
         spw__lock_wait(&pager->lock, &pager->changed);
-    page->busy = page->state == SPW__PAGE_RESIDENT;
+    page->busy = page->state == SPW__PAGE_RESIDENT && (page->dirty || to_write);
     void *memory = page->busy ? page->memory : NULL;
+    *zero = page->state == SPW__PAGE_ZERO;
     spw__lock_drop(&pager->lock);
     return memory;
 }
@@ -30,11 +33,19 @@ static void release_frame(spw_pager *pager, spw__page *page, bool wrote)
     spw__lock_drop(&pager->lock);
 }
 
-static int bounce_in(spw_pager *pager, uint64_t number)
+static int take_bounce(spw_pager *pager)
 {
     if (!pager->bounce && !(pager->bounce = spw__map(pager->page_bytes)))
         return SPW_EHOSTMEM;
-    if (pager->pages[number].state == SPW__PAGE_ZERO) {
+    return 0;
+}
+
+static int bounce_in(spw_pager *pager, uint64_t number, bool zero)
+{
+    int rc = take_bounce(pager);
+    if (rc < 0)
+        return rc;
+    if (zero) {
         memset(pager->bounce, 0, (size_t)pager->page_bytes);
         return 0;
     }
@@ -43,11 +54,11 @@ static int bounce_in(spw_pager *pager, uint64_t number)
     return spw__store_wait(pager->store, &io);
 }
 
-/* Host memory with the page's bytes, for a page that is not resident. */
-static int host_view(spw_pager *pager, uint64_t number, char **view)
+/* Host memory with the page's bytes, for a page that the store has. */
+static int host_view(spw_pager *pager, uint64_t number, bool zero, char **view)
 {
     if (pager->by_file) {
-        int rc = bounce_in(pager, number);
+        int rc = bounce_in(pager, number, zero);
         *view = pager->bounce;
         return rc;
     }
@@ -65,49 +76,104 @@ static int settle(spw_pager *pager)
 int spw__pager_read(spw_pager *pager, uint64_t number, uint64_t offset, void *host, uint64_t bytes)
 {
     spw__page *page = &pager->pages[number];
+    bool zero;
     int rc = settle(pager);
     if (rc < 0)
         return rc;
-    char *frame = hold_frame(pager, page);
+    char *frame = hold_frame(pager, page, false, &zero);
     if (frame) {
         rc = spw__dev_copy_now(pager->device, host, frame + offset, bytes);
         release_frame(pager, page, false);
         return rc;
     }
     char *view;
-    rc = host_view(pager, number, &view);
+    rc = host_view(pager, number, zero, &view);
     if (rc == 0)
         memcpy(host, view + offset, (size_t)bytes);
     return rc;
+}
+
+/* The page's new bytes are in its slot, or where a file has it, in the bounce page. */
+static int store_view(spw_pager *pager, uint64_t number)
+{
+    if (pager->by_file) {
+        spw__store_io io;
+        spw__store_start_write(pager->store, &io, number, pager->bounce);
+        int rc = spw__store_wait(pager->store, &io);
+        if (rc < 0)
+            return rc;
+    }
+    spw__lock_take(&pager->lock);
+    pager->pages[number].state = SPW__PAGE_STORED;
+    spw__lock_drop(&pager->lock);
+    return 0;
 }
 
 int spw__pager_write(spw_pager *pager, uint64_t number, uint64_t offset, const void *host,
                      uint64_t bytes)
 {
     spw__page *page = &pager->pages[number];
+    bool zero;
     int rc = settle(pager);
     if (rc < 0)
         return rc;
-    char *frame = hold_frame(pager, page);
+    char *frame = hold_frame(pager, page, true, &zero);
     if (frame) {
         rc = spw__dev_copy_now(pager->device, frame + offset, host, bytes);
         release_frame(pager, page, rc == 0);
         return rc;
     }
     char *view;
-    rc = host_view(pager, number, &view);
+    rc = host_view(pager, number, zero, &view);
     if (rc < 0)
         return rc;
     memcpy(view + offset, host, (size_t)bytes);
-    if (pager->by_file) {
-        spw__store_io io;
-        spw__store_start_write(pager->store, &io, number, view);
-        rc = spw__store_wait(pager->store, &io);
+    return store_view(pager, number);
+}
+
+int spw__pager_view(spw_pager *pager, uint64_t number, const char **bytes)
+{
+    spw__page *page = &pager->pages[number];
+    char *view = NULL;
+    bool zero;
+    int rc = settle(pager);
+    if (rc < 0)
+        return rc;
+    char *frame = hold_frame(pager, page, false, &zero);
+    if (frame) {
+        rc = take_bounce(pager);
+        if (rc == 0)
+            rc = spw__dev_copy_now(pager->device, pager->bounce, frame, pager->page_bytes);
+        release_frame(pager, page, false);
+        view = pager->bounce;
+    } else {
+        rc = host_view(pager, number, zero, &view);
     }
-    if (rc == 0) {
-        spw__lock_take(&pager->lock);
-        page->state = SPW__PAGE_STORED;
-        spw__lock_drop(&pager->lock);
-    }
+    *bytes = view;
     return rc;
+}
+
+int spw__pager_open_page(spw_pager *pager, char **bytes)
+{
+    int rc = take_bounce(pager);
+    *bytes = pager->bounce;
+    return rc;
+}
+
+int spw__pager_put_page(spw_pager *pager, uint64_t number)
+{
+    spw__page *page = &pager->pages[number];
+    bool zero;
+    int rc = settle(pager);
+    if (rc < 0)
+        return rc;
+    char *frame = hold_frame(pager, page, true, &zero);
+    if (frame) {
+        rc = spw__dev_copy_now(pager->device, frame, pager->bounce, pager->page_bytes);
+        release_frame(pager, page, rc == 0);
+        return rc;
+    }
+    if (!pager->by_file)
+        memcpy(spw__pager_slot(pager, number), pager->bounce, (size_t)pager->page_bytes);
+    return store_view(pager, number);
 }

@@ -9,7 +9,7 @@
  * Files: pager.c (life, statistics), sweep.c (one pass), frames.c (slabs), budget.c (who may stay),
  * bounce.c (through pinned memory to a store that a GPU does not reach),
  * reclaim.c (give back; spw_malloc), registry.c (all pagers of a GPU), access.c (read and write a
- * piece), check.c (the validator).
+ * page or a piece), check.c (the validator).
  *
  * States of a page, and who moves it:
  *
@@ -192,6 +192,14 @@ int spw__pager_sweep(spw_pager *pager, const spw__sweep *sweep);
 int spw__pager_read(spw_pager *pager, uint64_t page, uint64_t offset, void *host, uint64_t bytes);
 int spw__pager_write(spw_pager *pager, uint64_t page, uint64_t offset, const void *host,
                      uint64_t bytes);
+
+/* A whole page in host memory, to be read until the next call of this kind: the store's own memory
+ * where it has the bytes, else one page that the pager keeps for this. */
+int spw__pager_view(spw_pager *pager, uint64_t page, const char **bytes);
+
+/* The other way: that one page, to be filled, then put in the place of a page. */
+int spw__pager_open_page(spw_pager *pager, char **bytes);
+int spw__pager_put_page(spw_pager *pager, uint64_t page);
 
 /* --- between the pager's files --- */
 

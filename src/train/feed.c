@@ -84,6 +84,15 @@ void spw__feed_next(spw__feed *feed)
     feed->n = left < rows_a_step(feed) ? left : rows_a_step(feed);
 }
 
+void spw__feed_seek(spw__feed *feed, uint64_t step)
+{
+    uint64_t steps = spw__feed_steps_per_epoch(feed);
+    feed->epoch = step / steps;
+    feed->at = (size_t)(step % steps) * rows_a_step(feed);
+    feed->n = 0;
+    spw__feed_shuffle(feed->order, feed->data->n_rows, feed->seed, feed->epoch);
+}
+
 uint32_t spw__feed_batches(const spw__feed *feed)
 {
     return (uint32_t)((feed->n + feed->batch - 1) / feed->batch);

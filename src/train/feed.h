@@ -34,6 +34,9 @@ uint64_t spw__feed_steps_per_epoch(const spw__feed *feed);
 /* Goes to the next step's rows. */
 void spw__feed_next(spw__feed *feed);
 
+/* To where `step` steps from the beginning lead: the next is step + 1. */
+void spw__feed_seek(spw__feed *feed, uint64_t step);
+
 /* Of the step: micro-batches, tokens to run, places where the loss counts. */
 uint32_t spw__feed_batches(const spw__feed *feed);
 uint64_t spw__feed_tokens(const spw__feed *feed);

@@ -2,6 +2,7 @@
 
 #include "base/error.h"
 #include "base/sizes.h"
+#include "train/resume.h"
 #include "train/run.h"
 #include "train/sample.h"
 
@@ -154,15 +155,15 @@ static int take_step(spw__run *run, spw__step_record *record)
 
 /* ------------------------------------------------------------------------------------ the loop */
 
-static int note_skipped(spw__run *run, const spw__step_record *record, uint32_t *in_a_row)
+static int note_skipped(spw__run *run, const spw__step_record *record)
 {
     if (!record->skipped) {
-        *in_a_row = 0;
+        run->skipped = 0;
         return 0;
     }
     spw__progress_say(&run->progress, "step %" PRIu64 ": %s not finite: step skipped", record->step,
                       isfinite(record->loss) ? "the gradient is" : "the loss is");
-    if (++*in_a_row < MAX_SKIPPED)
+    if (++run->skipped < MAX_SKIPPED)
         return 0;
     return spw__error(SPW_EINVAL,
                       "step %" PRIu64 ": loss or gradient not finite for %d steps in a row; lower "
@@ -170,28 +171,40 @@ static int note_skipped(spw__run *run, const spw__step_record *record, uint32_t 
                       record->step, MAX_SKIPPED);
 }
 
-static int stopped(const spw__run *run, uint64_t done)
+static int stopped(spw__run *run)
 {
+    const char *out = run->asked->out;
+    if (run->asked->save_every && run->done > run->kept) {
+        int rc = spw__resume_save(run);
+        if (rc < 0)
+            return rc;
+    }
+    if (run->kept)
+        return spw__error(SPW__FINETUNE_STOPPED,
+                          "stopped after step %" PRIu64 " of %" PRIu64
+                          ": --resume goes on from %s/checkpoint-%" PRIu64,
+                          run->done, run->steps, out, run->kept);
     return spw__error(SPW__FINETUNE_STOPPED,
                       "stopped after step %" PRIu64 " of %" PRIu64 ": what was learned is lost, "
                       "nothing was written to %s",
-                      done, run->steps, run->asked->out);
+                      run->done, run->steps, out);
 }
 
 static int take_steps(spw__run *run)
 {
-    uint32_t skipped = 0;
-    for (uint64_t i = 0; i < run->steps; i++) {
-        spw__step_record record = {.step = i + 1};
+    int rc = 0;
+    while (rc == 0 && run->done < run->steps) {
+        spw__step_record record = {.step = run->done + 1};
         if (*run->asked->stop)
-            return stopped(run, i);
-        int rc = take_step(run, &record);
+            return stopped(run);
+        rc = take_step(run, &record);
         if (rc == 0)
-            rc = note_skipped(run, &record, &skipped);
-        if (rc < 0)
-            return rc;
+            rc = note_skipped(run, &record);
+        run->done += rc == 0;
+        if (rc == 0 && run->asked->save_every && run->done % run->asked->save_every == 0)
+            rc = spw__resume_save(run);
     }
-    return 0;
+    return rc;
 }
 
 /* ------------------------------------------------------------------------- before and after it */
@@ -229,7 +242,7 @@ static int write_result(spw__run *run)
 
 static int train(spw__run *run)
 {
-    int rc = say_sample(run, "before");
+    int rc = run->done ? 0 : say_sample(run, "before");
     if (rc == 0)
         rc = take_steps(run);
     if (rc == 0)
@@ -241,7 +254,7 @@ int spw__finetune_run(const spw__finetune *finetune)
 {
     spw__run run;
     int rc = spw__run_open(&run, finetune);
-    if (rc == 0)
+    if (rc == 0 && !run.complete)
         rc = train(&run);
     if (run.progress.open)
         spw__progress_say(&run.progress, "%s", "");

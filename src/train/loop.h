@@ -4,7 +4,8 @@
  * Everything cheap is checked before anything expensive; the loss of a step is the mean over the
  * target tokens of all its micro-batches; device memory is asked for through the pager, so the
  * optimizer's state gives way when a batch is long. Only `screen` and the files named here are
- * written; a run that fails leaves nothing in `out`. One thread calls; it makes its own.
+ * written; a run that fails leaves nothing in `out` but checkpoints. One thread calls; it makes its
+ * own.
  *
  * One group of parameters has weight decay (matrices), one has none (norms and biases).
  */
@@ -28,7 +29,9 @@ typedef struct spw__finetune {
     const char *log;     /* NULL: none */
     const char *sample;  /* text to continue before the first and after the last step; NULL */
     const char *template;
-    bool full; /* train every tensor */
+    bool full;           /* train every tensor */
+    bool resume;         /* from the newest valid checkpoint in `out`, if there is one */
+    uint64_t save_every; /* steps between checkpoints; 0: none */
     spw__base base;
     spw__adapter_config lora;
     uint64_t steps; /* 0: by epochs */

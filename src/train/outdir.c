@@ -16,21 +16,39 @@
 static const char *const results[] = {"adapter_model.safetensors", "model.safetensors",
                                       "model.safetensors.index.json"};
 
-static int refuse_result(const char *path)
+/* Which of them is there; NULL: none, or SPW_EHOSTMEM in *rc. */
+static const char *find_result(const char *path, int *rc)
 {
+    *rc = 0;
     for (size_t i = 0; i < sizeof results / sizeof *results; i++) {
         char *file = spw__path_join(path, results[i]);
-        if (!file)
-            return SPW_EHOSTMEM;
+        if (!file) {
+            *rc = SPW_EHOSTMEM;
+            return NULL;
+        }
         bool there = access(file, F_OK) == 0;
         free(file);
         if (there)
-            return spw__error(SPW_EEXIST,
-                              "--out %s: holds a result already (%s): remove it or name another "
-                              "folder",
-                              path, results[i]);
+            return results[i];
     }
-    return 0;
+    return NULL;
+}
+
+bool spw__outdir_has_result(const char *path)
+{
+    int rc;
+    return find_result(path, &rc) != NULL;
+}
+
+static int refuse_result(const char *path)
+{
+    int rc;
+    const char *found = find_result(path, &rc);
+    if (!found)
+        return rc;
+    return spw__error(SPW_EEXIST,
+                      "--out %s: holds a result already (%s): remove it or name another folder",
+                      path, found);
 }
 
 static int make_folder(spw__outdir *out)
@@ -105,6 +123,20 @@ static int for_each_file(const spw__outdir *out, each_file *action)
     return rc;
 }
 
+static bool is_result(const char *path)
+{
+    const char *name = strrchr(path, '/') + 1;
+    for (size_t i = 0; i < sizeof results / sizeof *results; i++)
+        if (strcmp(name, results[i]) == 0)
+            return true;
+    return false;
+}
+
+static int move_companion(const char *from, const char *to)
+{
+    return is_result(from) ? 0 : rename(from, to);
+}
+
 static int move(const char *from, const char *to)
 {
     return rename(from, to);
@@ -127,7 +159,9 @@ static void sync_folder(const char *path)
 
 int spw__outdir_commit(spw__outdir *out)
 {
-    int error = for_each_file(out, move);
+    int error = for_each_file(out, move_companion);
+    if (error == 0)
+        error = for_each_file(out, move);
     if (error == 0 && rmdir(out->staging) < 0)
         error = errno;
     int rc = error ? spw__error_errno(error, "--out %s: cannot move the result in", out->path) : 0;

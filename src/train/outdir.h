@@ -17,13 +17,17 @@ typedef struct spw__outdir {
     bool made;     /* path was */
 } spw__outdir;
 
+/* True if the folder holds the result of a run that came to its end. */
+bool spw__outdir_has_result(const char *path);
+
 int spw__outdir_begin(spw__outdir *out, const char *path);
 
 /* Makes both folders; write the result to out->staging, then commit or abandon. Refuses, as begin
  * does, a folder that holds a result by now. */
 int spw__outdir_stage(spw__outdir *out);
 
-/* Moves every file of the staging folder to its place. Ends the outdir, also when it fails. */
+/* Moves every file of the staging folder to its place, the one that spw__outdir_has_result looks
+ * for last. Ends the outdir, also when it fails. */
 int spw__outdir_commit(spw__outdir *out);
 void spw__outdir_abandon(spw__outdir *out); /* ended or zeroed ones are allowed */
 

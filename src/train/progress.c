@@ -10,11 +10,16 @@
 
 enum { PLAIN_LINES = 50, GAUGE = 6, WIDTH = 80 };
 
-void spw__progress_init(spw__progress *progress, FILE *screen, bool live, uint64_t total)
+void spw__progress_init(spw__progress *progress, FILE *screen, bool live)
+{
+    *progress = (spw__progress){.screen = screen, .live = live, .every = 1};
+}
+
+void spw__progress_plan(spw__progress *progress, uint64_t total)
 {
     uint64_t every = (total + PLAIN_LINES - 1) / PLAIN_LINES;
-    *progress =
-        (spw__progress){.screen = screen, .live = live, .total = total, .every = every ? every : 1};
+    progress->total = total;
+    progress->every = every ? every : 1;
 }
 
 static int columns_of(FILE *screen)
@@ -69,7 +74,8 @@ static void format_line(const spw__progress *p, const spw__step_record *r, char 
 {
     char left[32], memory[128];
     double seconds = p->ms / 1e3;
-    format_left(seconds / (double)r->step * (double)(p->total - r->step), left, sizeof left);
+    format_left(seconds / (double)(r->step - p->before) * (double)(p->total - r->step), left,
+                sizeof left);
     if (p->live)
         format_live(r, memory, sizeof memory);
     else
@@ -92,7 +98,8 @@ void spw__progress_step(spw__progress *progress, const spw__step_record *record)
         (void)fprintf(progress->screen, "\r\033[K%.*s%s", columns_of(progress->screen) - 1, line,
                       last ? "\n" : "");
         progress->open = !last;
-    } else if (last || record->step == 1 || record->step % progress->every == 0) {
+    } else if (last || record->step == progress->before + 1 ||
+               record->step % progress->every == 0) {
         (void)fprintf(progress->screen, "%s\n", line);
     }
     (void)fflush(progress->screen);

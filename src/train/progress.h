@@ -14,14 +14,16 @@
 typedef struct spw__progress {
     FILE *screen; /* NULL: say nothing */
     bool live;
-    bool open;      /* a live line stands without its newline */
-    uint64_t total; /* steps */
-    uint64_t every; /* plain lines: one in so many steps */
-    double ms;      /* so far */
+    bool open;       /* a live line stands without its newline */
+    uint64_t total;  /* steps */
+    uint64_t before; /* of them, taken before this process began */
+    uint64_t every;  /* plain lines: one in so many steps */
+    double ms;       /* so far */
     uint64_t tokens;
 } spw__progress;
 
-void spw__progress_init(spw__progress *progress, FILE *screen, bool live, uint64_t total);
+void spw__progress_init(spw__progress *progress, FILE *screen, bool live);
+void spw__progress_plan(spw__progress *progress, uint64_t total);
 void spw__progress_step(spw__progress *progress, const spw__step_record *record);
 
 /* A line that stays. */

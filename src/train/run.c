@@ -2,6 +2,7 @@
 
 #include "base/error.h"
 #include "base/sizes.h"
+#include "train/resume.h"
 #include "train/room.h"
 
 #include <inttypes.h>
@@ -135,7 +136,7 @@ static void plan_steps(spw__run *run)
     run->steps =
         asked->steps ? asked->steps : asked->epochs * spw__feed_steps_per_epoch(&run->feed);
     run->schedule = spw__schedule_of(asked->schedule, asked->lr, asked->warmup, run->steps);
-    spw__progress_init(&run->progress, asked->screen, asked->live, run->steps);
+    spw__progress_plan(&run->progress, run->steps);
     say_data(run);
 }
 
@@ -154,12 +155,15 @@ static int open_device(spw__run *run)
 static int load_weights(spw__run *run)
 {
     const spw__finetune *asked = run->asked;
-    int rc = spw__weights_load(asked->model, run->pager, asked->base, asked->full, &run->weights);
+    const char *start = run->start.path;
+    const char *model = asked->full && start ? start : asked->model;
+    const char *adapter = start ? start : asked->adapter;
+    int rc = spw__weights_load(model, run->pager, asked->base, asked->full, &run->weights);
     if (rc < 0 || asked->full)
         return rc;
     run->lora = asked->lora;
-    if (asked->adapter)
-        return spw__adapter_load(&run->weights, asked->adapter, &run->lora);
+    if (adapter)
+        return spw__adapter_load(&run->weights, adapter, &run->lora);
     return spw__adapter_create(&run->weights, &run->lora);
 }
 
@@ -227,15 +231,15 @@ static int load_model(spw__run *run)
         spw__model_keep(run->model, bytes_to_keep(run));
     if (rc == 0)
         rc = make_optim(run);
+    if (rc == 0)
+        rc = spw__resume_take(run);
     return explain_loading(rc);
 }
 
-int spw__run_open(spw__run *run, const spw__finetune *asked)
+static int open_cheap(spw__run *run)
 {
-    *run = (spw__run){.asked = asked};
-    int rc = spw__outdir_begin(&run->out, asked->out);
-    if (rc == 0)
-        rc = spw__runlog_open(&run->log, asked->log);
+    const spw__finetune *asked = run->asked;
+    int rc = spw__runlog_open(&run->log, asked->log, run->start.step);
     if (rc == 0)
         rc = spw__model_config_load(asked->model, &run->config);
     if (rc == 0)
@@ -246,10 +250,25 @@ int spw__run_open(spw__run *run, const spw__finetune *asked)
         rc = spw__room_check(run);
     if (rc == 0)
         rc = load_data(run);
+    return rc;
+}
+
+int spw__run_open(spw__run *run, const spw__finetune *asked)
+{
+    *run = (spw__run){.asked = asked};
+    spw__progress_init(&run->progress, asked->screen, asked->live);
+    int rc = spw__resume_find(run);
+    if (rc < 0 || run->complete)
+        return rc;
+    rc = spw__outdir_begin(&run->out, asked->out);
+    if (rc == 0)
+        rc = open_cheap(run);
     if (rc == 0) {
         plan_steps(run);
-        rc = load_model(run);
+        rc = spw__resume_check(run);
     }
+    if (rc == 0)
+        rc = load_model(run);
     if (rc == 0)
         say_memory(run);
     return rc;
@@ -270,4 +289,5 @@ void spw__run_close(spw__run *run)
     spw__tokenizer_free(run->tokenizer);
     spw__runlog_close(&run->log);
     spw__outdir_abandon(&run->out);
+    spw__checkpoint_free(&run->start);
 }

@@ -5,6 +5,7 @@
 #ifndef SPW_TRAIN_RUN_H
 #define SPW_TRAIN_RUN_H
 
+#include "train/checkpoint.h"
 #include "train/feed.h"
 #include "train/loop.h"
 #include "train/outdir.h"
@@ -21,7 +22,13 @@ typedef struct spw__run {
     spw__feed feed;
     spw__schedule schedule;
     uint64_t steps;
-    uint32_t seq; /* most tokens a row */
+    uint64_t done;         /* steps taken, those before a resume too */
+    uint32_t skipped;      /* the last so many of them changed nothing */
+    uint32_t seq;          /* most tokens a row */
+    spw__checkpoint start; /* that a resumed run begins with */
+    uint64_t kept;         /* step of the newest checkpoint that is good; 0: none */
+    uint32_t model_crc;    /* of the frozen model, where there are checkpoints */
+    bool complete;         /* a resumed run that has its result: nothing to do, nothing is open */
     spw_device *device;
     spw_pager *pager;
     spw__pool *pool;

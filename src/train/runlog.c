@@ -7,16 +7,51 @@
 #include <jansson.h>
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-int spw__runlog_open(spw__runlog *log, const char *path)
+/* The step of a whole line of a log; 0 if it is none. */
+static uint64_t step_of(const char *line, ssize_t bytes)
+{
+    json_error_t error;
+    if (bytes < 1 || line[bytes - 1] != '\n')
+        return 0;
+    json_t *object = json_loadb(line, (size_t)bytes, 0, &error);
+    json_int_t step = json_integer_value(json_object_get(object, "step"));
+    json_decref(object);
+    return step > 0 ? (uint64_t)step : 0;
+}
+
+/* How far the lines reach that are of the steps up to `after`. */
+static uint64_t bytes_to_keep(const char *path, uint64_t after)
+{
+    char *line = NULL;
+    size_t room = 0;
+    uint64_t keep = 0;
+    FILE *file = fopen(path, "re");
+    while (file) {
+        ssize_t bytes = getline(&line, &room, file);
+        uint64_t step = bytes > 0 ? step_of(line, bytes) : 0;
+        if (step == 0 || step > after)
+            break;
+        keep += (uint64_t)bytes;
+    }
+    free(line);
+    if (file)
+        (void)fclose(file);
+    return keep;
+}
+
+int spw__runlog_open(spw__runlog *log, const char *path, uint64_t after)
 {
     struct stat before;
     *log = (spw__runlog){.path = path};
     if (!path)
         return 0;
     log->made = stat(path, &before) < 0;
+    if (!log->made && after && S_ISREG(before.st_mode))
+        log->keep = bytes_to_keep(path, after);
     int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
     if (fd >= 0)
         log->file = fdopen(fd, "w");
@@ -65,8 +100,11 @@ static char *line_of(const spw__step_record *record)
 /* The first line cuts away what an earlier run left; devices and pipes cannot be cut. */
 static int cut(spw__runlog *log)
 {
-    if (!log->written && ftruncate(fileno(log->file), 0) < 0 && errno != EINVAL)
+    int fd = fileno(log->file);
+    if (!log->written && ftruncate(fd, (off_t)log->keep) < 0 && errno != EINVAL)
         return spw__error_errno(errno, "--log %s: cannot be cut", log->path);
+    if (!log->written && log->keep && lseek(fd, (off_t)log->keep, SEEK_SET) < 0)
+        return spw__error_errno(errno, "--log %s: cannot be gone on with", log->path);
     log->written = true;
     return 0;
 }
@@ -88,6 +126,14 @@ int spw__runlog_write(spw__runlog *log, const spw__step_record *record)
                               log->path, (unsigned long long)record->step);
     free(line);
     return rc;
+}
+
+int spw__runlog_sync(spw__runlog *log)
+{
+    /* Devices and pipes have no disk, and say EINVAL. */
+    if (!log->file || fsync(fileno(log->file)) == 0 || errno == EINVAL)
+        return 0;
+    return spw__error_errno(errno, "--log %s: cannot be synced", log->path);
 }
 
 void spw__runlog_close(spw__runlog *log)

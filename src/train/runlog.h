@@ -33,13 +33,16 @@ typedef struct spw__step_record {
 typedef struct spw__runlog {
     FILE *file; /* NULL: no log */
     const char *path;
-    bool made;    /* there was no such file */
-    bool written; /* a line was */
+    bool made;     /* there was no such file */
+    bool written;  /* a line was */
+    uint64_t keep; /* bytes that are not cut away: lines of steps that stay */
 } spw__runlog;
 
-/* `path` NULL: no log, and the other calls do nothing. */
-int spw__runlog_open(spw__runlog *log, const char *path);
+/* `path` NULL: no log, and the other calls do nothing. Lines up to step `after`, of a run that goes
+ * on from there, stay; 0: none does. */
+int spw__runlog_open(spw__runlog *log, const char *path, uint64_t after);
 int spw__runlog_write(spw__runlog *log, const spw__step_record *record);
+int spw__runlog_sync(spw__runlog *log); /* to the disk */
 void spw__runlog_close(spw__runlog *log);
 
 #endif

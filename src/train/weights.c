@@ -1,6 +1,7 @@
 /* The tensors of a model: their list, what is trained, expanding and freeing them. */
 #include "train/weights.h"
 
+#include "base/crc32c.h"
 #include "base/error.h"
 #include "base/half.h"
 #include "base/mem.h"
@@ -169,6 +170,34 @@ int spw__weights_trained(const spw__weights *weights, spw__trained **list, size_
         return rc;
     }
     *list = trained;
+    return 0;
+}
+
+static uint32_t checksum(uint32_t crc, const spw__matrix *m)
+{
+    uint64_t n = (uint64_t)m->rows * m->cols;
+    if (m->kind == SPW__MATRIX_FP32)
+        return spw__crc32c(crc, m->data, (size_t)n * sizeof(float));
+    if (m->kind == SPW__MATRIX_BF16)
+        return spw__crc32c(crc, m->data, (size_t)n * sizeof(uint16_t));
+    crc = spw__crc32c(crc, m->nf4.codes, (size_t)(n + 1) / 2);
+    crc = spw__crc32c(crc, m->nf4.absmax_codes, (size_t)spw__nf4_blocks(n));
+    crc = spw__crc32c(crc, m->nf4.nested_absmax, (size_t)spw__nf4_nested_blocks(n) * sizeof(float));
+    return spw__crc32c(crc, &m->nf4.offset, sizeof m->nf4.offset);
+}
+
+int spw__weights_checksum(const spw__weights *weights, uint32_t *crc)
+{
+    spw__weights *unconst = (spw__weights *)(uintptr_t)weights; /* as list_full */
+    spw__slot *slots;
+    size_t n;
+    int rc = spw__slots_list(unconst, &slots, &n);
+    if (rc < 0)
+        return rc;
+    *crc = 0;
+    for (size_t i = 0; i < n; i++)
+        *crc = checksum(*crc, slots[i].matrix);
+    free(slots);
     return 0;
 }
 

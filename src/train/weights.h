@@ -121,6 +121,9 @@ typedef struct spw__trained {
  * linear, block by block); new memory, free() it. */
 int spw__weights_trained(const spw__weights *weights, spw__trained **list, size_t *n);
 
+/* CRC-32C of all tensors as they are held: does a run go on with the model it began with? */
+int spw__weights_checksum(const spw__weights *weights, uint32_t *crc);
+
 /* Expands rows [row, row + n) of a matrix of any kind to fp32, `out` [n, cols]. */
 void spw__matrix_expand(const spw__matrix *matrix, uint32_t row, uint32_t n, float *out);
 

@@ -128,7 +128,7 @@ def test_an_unknown_command_names_those_there_are(command):
     result = run(command, "plan")
     assert result.returncode == 2
     assert result.stderr.count("\n") == 1
-    assert "plan" in result.stderr and "finetune, bench" in result.stderr
+    assert "plan" in result.stderr and "finetune, bench, ckpt" in result.stderr
 
 
 def test_version(command):
@@ -140,7 +140,7 @@ def test_help_lists_every_option_with_its_default(command):
     assert result.returncode == 0 and result.stderr == ""
     options = """model data out log sample full adapter rank alpha dropout targets base steps epochs
         batch accum seq too-long template lr warmup schedule weight-decay clip seed device device-mem
-        threads optim state paging state-mem occupancy page-size store host-mem"""
+        threads optim state paging state-mem occupancy page-size store host-mem save-every resume"""
     for option in options.split():
         assert f"--{option}" in result.stdout
     for default in ["[16]", "[2e-4]", "[0.03]", "[cosine]", "[8bit]", "[0.90]", "[1.0]", "MiB"]:
@@ -181,8 +181,8 @@ USAGE = [
     (["--full", "--base", "nf4"], ["--full", "nf4"]),
     (["--full", "--adapter", "somewhere"], ["--full", "--adapter"]),
     (["--adapter", "somewhere", "--rank", "8"], ["--adapter", "--rank"]),
-    (["--save-every", "5"], ["--save-every", "not yet"]),
-    (["--resume"], ["--resume", "not yet"]),
+    (["--save-every", "0"], ["--save-every", "1 to"]),
+    (["--resume=yes"], ["--resume=yes", "takes no value"]),
     (["--trace", "x"], ["--trace", "not yet"]),
     (["--nonsense"], ["--nonsense", "unknown option"]),
     (["-xy"], ["-x", "unknown option"]),

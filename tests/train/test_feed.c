@@ -117,6 +117,30 @@ static void a_step_wider_than_the_data_takes_all_of_it(void **state)
     spw__feed_deinit(&feed);
 }
 
+/* A feed that seeks gives the rows of one that went all the way, also from the end of an epoch. */
+static void a_seek_leads_where_the_steps_would(void **state)
+{
+    (void)state;
+    spw__data data = make_data();
+    for (uint64_t steps = 0; steps < 12; steps++) {
+        spw__feed went, sought;
+        assert_int_equal(spw__feed_init(&went, &data, 3, 2, 2), 0);
+        assert_int_equal(spw__feed_init(&sought, &data, 3, 2, 2), 0);
+        for (uint64_t i = 0; i < steps; i++)
+            spw__feed_next(&went);
+        spw__feed_seek(&sought, steps);
+        for (int i = 0; i < 9; i++) {
+            spw__feed_next(&went);
+            spw__feed_next(&sought);
+            assert_int_equal(sought.n, went.n);
+            assert_int_equal(sought.at, went.at);
+            assert_memory_equal(sought.order, went.order, N_ROWS * sizeof *went.order);
+        }
+        spw__feed_deinit(&went);
+        spw__feed_deinit(&sought);
+    }
+}
+
 static void the_rate_warms_up_from_above_zero_to_its_peak_and_falls_to_zero(void **state)
 {
     (void)state;
@@ -150,6 +174,7 @@ int main(void)
         cmocka_unit_test(a_shuffle_is_a_permutation_and_depends_on_seed_and_epoch),
         cmocka_unit_test(every_epoch_has_every_row_once_and_a_smaller_last_step),
         cmocka_unit_test(a_step_wider_than_the_data_takes_all_of_it),
+        cmocka_unit_test(a_seek_leads_where_the_steps_would),
         cmocka_unit_test(the_rate_warms_up_from_above_zero_to_its_peak_and_falls_to_zero),
         cmocka_unit_test(a_constant_rate_stays_and_no_warm_up_begins_at_the_peak),
     };

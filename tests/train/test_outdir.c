@@ -109,13 +109,13 @@ static void a_log_is_cut_at_its_first_line_only(void **state)
     char *text;
     size_t bytes;
     assert_int_equal(spw__file_put(in_home("log"), "an older and longer log\n", 24), 0);
-    assert_int_equal(spw__runlog_open(&log, in_home("log")), 0);
+    assert_int_equal(spw__runlog_open(&log, in_home("log"), 0), 0);
     spw__runlog_close(&log);
     assert_int_equal(spw__file_read(in_home("log"), 1000, &text, &bytes), 0);
     assert_int_equal(bytes, 24); /* a run that failed early took nothing */
     free(text);
     spw__step_record record = {.step = 3, .loss = 0.5, .grad_norm = NAN, .tokens = 7};
-    assert_int_equal(spw__runlog_open(&log, in_home("log")), 0);
+    assert_int_equal(spw__runlog_open(&log, in_home("log"), 0), 0);
     assert_int_equal(spw__runlog_write(&log, &record), 0);
     spw__runlog_close(&log);
     assert_int_equal(spw__file_read(in_home("log"), 1000, &text, &bytes), 0);
@@ -127,16 +127,48 @@ static void a_log_is_cut_at_its_first_line_only(void **state)
     assert_int_equal(unlink(in_home("log")), 0);
 }
 
+/* Lines of steps that stay; then a cut line, and lines after a resumed run's step, go. */
+static void a_resumed_log_keeps_the_steps_before(void **state)
+{
+    (void)state;
+    static const char *const older[] = {
+        "{\"step\": 1}\n{\"step\": 2}\n{\"step\": 3}\n",
+        "{\"step\": 1}\n{\"step\": 2}\n{\"ste",
+        "{\"step\": 1}\n{\"step\": 2}\n{\"step\": 3}",
+        "{\"step\": 1}\n{\"step\": 2}\nnot JSON\n{\"step\": 2}\n",
+    };
+    static const char begin[] = "{\"step\": 1}\n{\"step\": 2}\n{\"step\": 3, \"loss\"";
+    for (size_t i = 0; i < sizeof older / sizeof *older; i++) {
+        spw__runlog log;
+        char *text;
+        size_t bytes;
+        assert_int_equal(spw__file_put(in_home("log"), older[i], strlen(older[i])), 0);
+        assert_int_equal(spw__runlog_open(&log, in_home("log"), 2), 0);
+        assert_int_equal(spw__runlog_write(&log, &(spw__step_record){.step = 3}), 0);
+        assert_int_equal(spw__runlog_write(&log, &(spw__step_record){.step = 4}), 0);
+        assert_int_equal(spw__runlog_sync(&log), 0);
+        spw__runlog_close(&log);
+        assert_int_equal(spw__file_read(in_home("log"), 10000, &text, &bytes), 0);
+        assert_int_equal(strncmp(text, begin, sizeof begin - 1), 0);
+        int lines = 0;
+        for (size_t k = 0; k < bytes; k++)
+            lines += text[k] == '\n';
+        assert_int_equal(lines, 4);
+        free(text);
+    }
+    assert_int_equal(unlink(in_home("log")), 0);
+}
+
 static void a_log_without_a_line_is_removed_and_a_bad_one_is_told(void **state)
 {
     (void)state;
     spw__runlog log;
-    assert_int_equal(spw__runlog_open(&log, in_home("log")), 0);
+    assert_int_equal(spw__runlog_open(&log, in_home("log"), 0), 0);
     spw__runlog_close(&log);
     assert_false(there(in_home("log")));
-    assert_true(spw__runlog_open(&log, in_home("no/log")) < 0);
+    assert_true(spw__runlog_open(&log, in_home("no/log"), 0) < 0);
     assert_non_null(strstr(spw_last_error(), "--log"));
-    assert_int_equal(spw__runlog_open(&log, NULL), 0);
+    assert_int_equal(spw__runlog_open(&log, NULL, 0), 0);
     assert_int_equal(spw__runlog_write(&log, &(spw__step_record){.step = 1}), 0);
     spw__runlog_close(&log);
 }
@@ -151,6 +183,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(places_that_cannot_be_a_folder_are_refused, make_home,
                                         drop_home),
         cmocka_unit_test_setup_teardown(a_log_is_cut_at_its_first_line_only, make_home, drop_home),
+        cmocka_unit_test_setup_teardown(a_resumed_log_keeps_the_steps_before, make_home, drop_home),
         cmocka_unit_test_setup_teardown(a_log_without_a_line_is_removed_and_a_bad_one_is_told,
                                         make_home, drop_home),
     };
