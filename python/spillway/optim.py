@@ -435,8 +435,7 @@ class _Adam(torch.optim.Optimizer):
         if any(slot.sharded for slot in self._slots.values()):
             raise ValueError(f"{what}: sharded parameters: use torch.distributed.checkpoint")
         for number, group in enumerate(self.param_groups):
-            if number in engine.groups:
-                engine.set_group(engine.groups[number], _group_fields(group))
+            engine.set_group(number, _group_fields(group))
         return engine
 
     def __getstate__(self):
