@@ -13,6 +13,7 @@ wait. State is made at the first step, or by load_state_dict; on which device, i
 """
 import copy
 import math
+import numbers
 from collections import defaultdict
 from collections.abc import MutableMapping
 
@@ -120,16 +121,18 @@ class _Adam(torch.optim.Optimizer):
         if optim_bits != 32 and self._bits is not None or optim_bits not in (8, 32):
             raise ValueError(f"optim_bits={optim_bits!r}: 8 or 32, and only for a class without "
                              "bits in its name")
-        if not (isinstance(max_norm, (int, float)) and 0 <= max_norm < math.inf):
+        if not (isinstance(max_norm, numbers.Real) and 0 <= max_norm < math.inf):
             raise ValueError(f"max_norm={max_norm!r}: a finite number, 0 for no clipping")
         decay = self._decay if weight_decay is None else weight_decay
+        if is_paged and paging == "off":
+            raise ValueError("is_paged=True and paging=\"off\" contradict each other: leave one out")
         if paging is None:
             paging = "auto" if is_paged or self._paged else "off"
         self._options = {"paging": paging, "state_mem": state_mem, "occupancy": occupancy,
                          "store": store, "page_size": page_size, "host_mem": host_mem,
                          "pinned_mem": pinned_mem}
         _pager_options.check(self._options)
-        self._settings = {"bits": self._bits or optim_bits, "min_8bit_size": min_8bit_size,
+        self._settings = {"bits": self._bits or optim_bits, "min_8bit_size": _pager_options.count(min_8bit_size, "min_8bit_size"),
                           "max_norm": float(max_norm)}
         self._start()
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": decay})
@@ -143,6 +146,9 @@ class _Adam(torch.optim.Optimizer):
 
     def add_param_group(self, param_group):
         """As torch's. Parameters that come after the first step get a pager of their own."""
+        for key in {*self._options, *self._settings, "optim_bits", "is_paged"} - {"bits"}:
+            if key in param_group:
+                raise ValueError(f"{key} is said once, to the optimizer: it cannot differ by group")
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         try:
@@ -158,6 +164,9 @@ class _Adam(torch.optim.Optimizer):
     @staticmethod
     def _check_group(group):
         _group_fields(group)
+        for key in ("amsgrad", "maximize"):
+            if group.get(key):
+                raise ValueError(f"{key} is not supported: leave it out of the group")
         for param in group["params"]:
             if param.dtype not in _engine.TYPES:
                 raise TypeError(f"a parameter of {param.dtype}: float32, bfloat16 and float16 are "
@@ -341,8 +350,9 @@ class _Adam(torch.optim.Optimizer):
                 "loaded state dict has groups of "
                 f"{[len(group['params']) for group in saved]} parameters, the optimizer has "
                 f"{[len(group['params']) for group in ours]}")
-        if any(group.get("amsgrad") for group in saved):
-            raise ValueError("the saved optimizer used amsgrad, which cannot be continued")
+        for key in ("amsgrad", "maximize"):
+            if any(group.get(key) for group in saved):
+                raise ValueError(f"the saved optimizer used {key}, which cannot be continued")
         merged = []
         for own, theirs in zip(ours, saved):
             values = copy.deepcopy({k: v for k, v in theirs.items() if k != "params"})
@@ -413,6 +423,11 @@ class _Adam(torch.optim.Optimizer):
 
 def _group_fields(group):
     """A group's hyper-parameters as fields of spw_group; ValueError for one out of range."""
+    for key in ("lr", "eps", "weight_decay"):
+        if not isinstance(group[key], (numbers.Real, torch.Tensor)):
+            raise ValueError(f"{key}={group[key]!r}: a number is needed")
+    if not isinstance(group["betas"], (tuple, list)) or len(group["betas"]) != 2:
+        raise ValueError(f"betas={group['betas']!r}: two numbers are needed")
     if isinstance(group["lr"], torch.Tensor) and group["lr"].numel() != 1:
         raise ValueError("Tensor lr must be 1-element")
     lr, (beta1, beta2) = float(group["lr"]), group["betas"]

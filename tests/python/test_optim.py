@@ -163,6 +163,38 @@ def test_arguments_that_mean_nothing_are_refused_by_name(arguments, word):
         spillway.AdamW([torch.nn.Parameter(torch.ones(3))], **arguments)
 
 
+@pytest.mark.parametrize("arguments, word", [
+    (dict(min_8bit_size="big"), "min_8bit_size='big': a whole number"),
+    (dict(min_8bit_size=-1), "min_8bit_size=-1"), (dict(min_8bit_size=None), "min_8bit_size=None"),
+    (dict(occupancy="90%"), "occupancy='90%'"), (dict(lr="1e-3"), "lr='1e-3'"),
+    (dict(betas=(0.9, 0.99, 0.999)), "betas=.*two numbers"), (dict(betas=0.9), "betas=0.9"),
+])
+def test_arguments_of_another_kind_are_refused_by_name(arguments, word):
+    with pytest.raises(ValueError, match=word):
+        spillway.PagedAdamW([torch.nn.Parameter(torch.ones(3))], **arguments)
+
+
+@pytest.mark.parametrize("name, arguments, word", [
+    ("AdamW", dict(state_mem="25%"), "state_mem='25%' with paging=\"off\""),
+    ("AdamW8bit", dict(store="file:/tmp/x"), "store=.*use a Paged class"),
+    ("AdamW", dict(host_mem="1GiB"), "host_mem"), ("Adam", dict(occupancy=0.5), "occupancy"),
+    ("PagedAdamW", dict(paging="mapped", state_mem=0), "state_mem=0 with paging=\"mapped\""),
+    ("PagedAdamW", dict(paging="unified", occupancy=0.5), "occupancy"),
+    ("AdamW", dict(is_paged=True, paging="off"), "is_paged"),
+])
+def test_options_without_a_meaning_for_the_way_to_page_are_refused(name, arguments, word):
+    with pytest.raises(ValueError, match=word):
+        a_class(name)([torch.nn.Parameter(torch.ones(3))], **arguments)
+
+
+@pytest.mark.parametrize("key, value", [("optim_bits", 8), ("max_norm", 1.0), ("state_mem", "25%"),
+                                        ("min_8bit_size", 1), ("amsgrad", True),
+                                        ("maximize", True)])
+def test_what_cannot_differ_by_group_is_refused_in_one(key, value):
+    with pytest.raises(ValueError, match=key):
+        spillway.PagedAdamW([{"params": [torch.nn.Parameter(torch.ones(3))], key: value}])
+
+
 def test_a_class_with_bits_takes_no_other():
     for name in ("AdamW8bit", "PagedAdamW32bit"):
         with pytest.raises(ValueError, match="optim_bits"):
@@ -558,6 +590,7 @@ def test_an_empty_state_dict_binds_nothing():
     (lambda d: d["state"][0][_state.NESTED].pop("absmax1"), "absmax1"),
     (lambda d: d["param_groups"][0]["params"].pop(), "groups"),
     (lambda d: d["param_groups"][0].__setitem__("amsgrad", True), "amsgrad"),
+    (lambda d: d["param_groups"][0].__setitem__("maximize", True), "maximize"),
 ])
 def test_a_state_that_does_not_fit_is_refused_and_nothing_is_lost(spoil, word):
     model = a_model()
