@@ -16,6 +16,7 @@ _PARTS = ("m", "v", "absmax_m", "absmax_v")
 _ENOMEM = -2
 
 live = weakref.WeakSet()  # the engines of this process
+reserved = {}             # by torch.device: what memory.reserve said last, for engines to come
 _devices = {}             # by name; a device lives as long as the process
 if hasattr(os, "register_at_fork"):
     # The threads of a device do not survive a fork: the child opens its own.
@@ -134,6 +135,8 @@ class Engine:
         self._idle, self.now = [], []
         self._told = None  # what the library was told last
         self.held = []     # copies that the step under way reads
+        if where in reserved:
+            self.pager.reserve(reserved[where])
         live.add(self)
 
     def _group(self, number, options):

@@ -697,6 +697,25 @@ def test_memory_summary_names_what_there_is():
     assert "cpu: state" in text and "paging copy" in text and "given back" in text
 
 
+def test_what_was_reserved_before_there_was_state_is_kept_free():
+    p = torch.nn.Parameter(torch.ones(50000))
+    p.grad = torch.ones(50000)
+    resident = []
+    for size in (1 << 60, 0):
+        spillway.reserve(size)
+        optimizer = spillway.PagedAdamW32bit([p], paging="copy")
+        for _ in range(3):
+            optimizer.step()
+        resident.append(optimizer.pager_stats()[0]["resident_bytes"])
+    assert resident[0] == 0 < resident[1]
+
+
+@pytest.mark.parametrize("arguments, word", [(("3GB",), "size='3GB'"), ((1, "mps"), "'mps'")])
+def test_a_reserve_that_cannot_be_meant_is_refused(arguments, word):
+    with pytest.raises(ValueError, match=word):
+        spillway.reserve(*arguments)
+
+
 def test_closed_optimizers_leave_nothing_behind_and_wait_for_no_collector():
     import gc
 
