@@ -14,6 +14,7 @@ wait. State is made at the first step, or by load_state_dict; on which device, i
 import copy
 import math
 import numbers
+import threading
 from collections import defaultdict
 from collections.abc import MutableMapping
 
@@ -138,6 +139,7 @@ class _Adam(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": decay})
 
     def _start(self):
+        self._turn = threading.RLock()
         self._engines = []
         self._slots = {}  # by id of the parameter, which its slot keeps alive
         self._kept = []   # of each group: which of its parameters were marked by keep_32bit
@@ -191,7 +193,7 @@ class _Adam(torch.optim.Optimizer):
                     members.setdefault(where, []).append((param, number, bits))
         fields = {n: _group_fields(group) for n, group in enumerate(self.param_groups)}
         for where, list_of in members.items():
-            engine = _engine.Engine(where, _pager_options.fields(self._options))
+            engine = _engine.Engine(where, _pager_options.fields(self._options), self._turn)
             slots = [engine.add(param, bits, number, fields[number])
                      for param, number, bits in list_of]
             self._engines.append(engine)
@@ -232,10 +234,11 @@ class _Adam(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        copied = self._place()
-        self._run(getattr(self, "grad_scale", None), getattr(self, "found_inf", None))
-        for param, work in copied:
-            _engine.local(param).copy_(work)
+        with self._turn:
+            copied = self._place()
+            self._run(getattr(self, "grad_scale", None), getattr(self, "found_inf", None))
+            for param, work in copied:
+                _engine.local(param).copy_(work)
         for engine in self._engines:
             memory.after_step(engine)
         return loss

@@ -463,6 +463,28 @@ sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
                           env={"PYTHONPATH": ":".join(sys.path)}).returncode == 0
 
 
+def test_threads_that_step_and_save_one_optimizer_take_turns():
+    code = """
+import sys, threading, torch, spillway
+p = torch.nn.Parameter(torch.zeros(1 << 18)); p.grad = torch.ones(1 << 18)
+optimizer = spillway.PagedAdamW32bit([p], lr=0.5, weight_decay=0, paging="copy", state_mem=0)
+optimizer.step()
+def work(what):
+    for _ in range(20):
+        what()
+threads = [threading.Thread(target=work, args=[what], daemon=True) for what in
+           (optimizer.step, optimizer.step, optimizer.state_dict)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join(60)
+sys.exit(any(thread.is_alive() for thread in threads) or optimizer.state[p]["step"] != 41 or
+         not torch.allclose(p, torch.full_like(p, -20.5), rtol=1e-4))
+"""
+    assert subprocess.run([sys.executable, "-c", code], timeout=120,
+                          env={"PYTHONPATH": ":".join(sys.path)}).returncode == 0
+
+
 def test_a_forked_child_neither_reads_the_parents_state_nor_closes_its_store(tmp_path):
     code = f"""
 import os, sys, torch, spillway
