@@ -233,6 +233,8 @@ class Engine:
                 raise
             torch.cuda.empty_cache()
             self.optim.step(1.0, max_norm, grad_scale, stream, *addresses)
+        # Queued on the stream that will use their memory next, as the gradients themselves are.
+        self.held = []
 
     def norm(self):
         """The norm of the gradients that `place` was told; waits for them."""

@@ -317,6 +317,18 @@ def test_gradients_that_are_not_contiguous():
     assert torch.equal(*results)
 
 
+def test_copies_of_gradients_do_not_outlive_the_step():
+    import gc
+    p = torch.nn.Parameter(torch.zeros(301, 77))
+    p.grad = torch.ones(77, 301).t()
+    optimizer = spillway.AdamW([p])
+    optimizer.step()
+    p.grad = None
+    alive = [one for one in gc.get_objects() if type(one) is torch.Tensor
+             and one.shape == (301, 77)]
+    assert not alive
+
+
 def test_a_closure_is_called_with_gradients_and_its_loss_returned():
     p = torch.nn.Parameter(torch.ones(3))
     optimizer = spillway.AdamW([p])
