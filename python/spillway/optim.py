@@ -113,6 +113,10 @@ class _Adam(torch.optim.Optimizer):
     _step_supports_amp_scaling = True  # GradScaler hands us its scale and verdict on the device
     _decay, _bits, _paged = 0.0, None, False
 
+    def __init_subclass__(cls, **named):
+        super().__init_subclass__(**named)
+        cls.__doc__ = cls.__doc__ or _Adam.__doc__  # which help() looks for in the class alone
+
     def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=None,
                  amsgrad=False, optim_bits=32, args=None, min_8bit_size=4096, is_paged=False, *,
                  state_mem=None, occupancy=None, store=None, page_size=None, max_norm=0.0,
@@ -457,7 +461,7 @@ def _entry(slot, param):
 
 
 class Adam(_Adam):
-    __doc__ = _Adam.__doc__
+    pass
 
 
 class Adam8bit(Adam):
@@ -469,7 +473,6 @@ class Adam32bit(Adam):
 
 
 class AdamW(_Adam):
-    __doc__ = _Adam.__doc__
     _decay = 1e-2
 
 

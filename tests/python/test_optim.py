@@ -201,6 +201,15 @@ def test_a_class_with_bits_takes_no_other():
             a_class(name)([torch.nn.Parameter(torch.ones(3))], optim_bits=8)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_help_lists_the_arguments_of_every_class(name):
+    import inspect
+    text = a_class(name).__doc__
+    arguments = set(inspect.signature(a_class(name)).parameters)
+    assert {"state_mem", "optim_bits"} < arguments
+    assert all(argument in text for argument in arguments)
+
+
 def test_default_decay_and_paging_are_those_of_the_name():
     params = [torch.nn.Parameter(torch.ones(3))]
     assert spillway.Adam(params).defaults["weight_decay"] == 0
