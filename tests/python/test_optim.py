@@ -619,6 +619,18 @@ def test_state_that_is_put_under_another_parameter_goes_on():
     torch.testing.assert_close(*after)
 
 
+def test_a_flattened_state_that_lost_its_tensors_is_refused_with_the_way_out():
+    dcp = pytest.importorskip("torch.distributed.checkpoint.state_dict")
+    model = a_model()
+    optimizer = spillway.AdamW8bit(model.parameters())
+    train(model, optimizer, 1)
+    optimizer.zero_grad()
+    options = dcp.StateDictOptions(flatten_optimizer_state_dict=True)
+    saved = dcp.get_optimizer_state_dict(model, optimizer, options=options)
+    with pytest.raises(ValueError, match="flatten_optimizer_state_dict.*leave it out"):
+        dcp.set_optimizer_state_dict(model, optimizer, saved, options=options)
+
+
 def test_an_empty_state_dict_binds_nothing():
     model = a_model()
     optimizer = spillway.AdamW8bit(model.parameters())
