@@ -1,8 +1,9 @@
 """The parameters of one optimizer that live on one device: their pager, and the step over them.
 
 What it is not: it knows no param_groups' life, no state_dict and no hooks; optim.py has those. An
-engine's parameters are fixed when it is made; what comes later gets another engine. One thread at a
-time, as any torch optimizer; on CUDA everything is queued on the thread's current stream.
+engine's parameters are fixed when it is made; what comes later gets another engine. `turn`, a lock of
+its optimizer, lets one thread at a time step, or reach the state (a thread that saves while another
+trains); on CUDA everything is queued on the thread's current stream.
 """
 import os
 import weakref
@@ -16,6 +17,7 @@ _PARTS = ("m", "v", "absmax_m", "absmax_v")
 _ENOMEM = -2
 
 live = weakref.WeakSet()  # the engines of this process
+reserved = {}             # by torch.device: what memory.reserve said last, for engines to come
 _devices = {}             # by name; a device lives as long as the process
 if hasattr(os, "register_at_fork"):
     # The threads of a device do not survive a fork: the child opens its own.
@@ -70,13 +72,15 @@ class Slot:
 
     @property
     def step(self):
-        return self.engine.optim.get_step(self.index) if self.n else self.empty_steps
+        with self.engine.turn:
+            return self.engine.optim.get_step(self.index) if self.n else self.empty_steps
 
     @step.setter
     def step(self, value):
         self.empty_steps = value
         if self.n:
-            self.engine.optim.set_step(self.index, value)
+            with self.engine.turn:
+                self.engine.optim.set_step(self.index, value)
 
     def parts(self):
         """The names of the parts of its state."""
@@ -89,15 +93,17 @@ class Slot:
         codes = self.bits == 8 and name in ("m", "v")
         part = torch.empty(size if codes else size // 4,
                            dtype=torch.uint8 if codes else torch.float32)
-        self.engine.optim.read_part(self.index, name, part.data_ptr(), size)
+        with self.engine.turn:
+            self.engine.optim.read_part(self.index, name, part.data_ptr(), size)
         return part
 
     def write(self, name, part):
         """The other way, from a CPU tensor of that size and type."""
         self.engine.check_process()
         part = part.contiguous()
-        self.engine.optim.write_part(self.index, name, part.data_ptr(),
-                                     part.numel() * part.element_size())
+        with self.engine.turn:
+            self.engine.optim.write_part(self.index, name, part.data_ptr(),
+                                         part.numel() * part.element_size())
 
     def fill(self, moments):
         """Takes the state that _state.parse returned."""
@@ -116,7 +122,8 @@ class Engine:
     """`pager_options`: fields of spw_pager_config. It does not know its slots, which know it: without
     a cycle its memory is free as soon as the optimizer is."""
 
-    def __init__(self, where, pager_options):
+    def __init__(self, where, pager_options, turn):
+        self.turn = turn
         self.where = where
         self.is_cuda = where.type == "cuda"
         self.process = os.getpid()
@@ -134,6 +141,8 @@ class Engine:
         self._idle, self.now = [], []
         self._told = None  # what the library was told last
         self.held = []     # copies that the step under way reads
+        if where in reserved:
+            self.pager.reserve(reserved[where])
         live.add(self)
 
     def _group(self, number, options):
@@ -224,6 +233,8 @@ class Engine:
                 raise
             torch.cuda.empty_cache()
             self.optim.step(1.0, max_norm, grad_scale, stream, *addresses)
+        # Queued on the stream that will use their memory next, as the gradients themselves are.
+        self.held = []
 
     def norm(self):
         """The norm of the gradients that `place` was told; waits for them."""

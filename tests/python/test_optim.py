@@ -163,10 +163,51 @@ def test_arguments_that_mean_nothing_are_refused_by_name(arguments, word):
         spillway.AdamW([torch.nn.Parameter(torch.ones(3))], **arguments)
 
 
+@pytest.mark.parametrize("arguments, word", [
+    (dict(min_8bit_size="big"), "min_8bit_size='big': a whole number"),
+    (dict(min_8bit_size=-1), "min_8bit_size=-1"), (dict(min_8bit_size=None), "min_8bit_size=None"),
+    (dict(occupancy="90%"), "occupancy='90%'"), (dict(lr="1e-3"), "lr='1e-3'"),
+    (dict(betas=(0.9, 0.99, 0.999)), "betas=.*two numbers"), (dict(betas=0.9), "betas=0.9"),
+])
+def test_arguments_of_another_kind_are_refused_by_name(arguments, word):
+    with pytest.raises(ValueError, match=word):
+        spillway.PagedAdamW([torch.nn.Parameter(torch.ones(3))], **arguments)
+
+
+@pytest.mark.parametrize("name, arguments, word", [
+    ("AdamW", dict(state_mem="25%"), "state_mem='25%' with paging=\"off\""),
+    ("AdamW8bit", dict(store="file:/tmp/x"), "store=.*use a Paged class"),
+    ("AdamW", dict(host_mem="1GiB"), "host_mem"), ("Adam", dict(occupancy=0.5), "occupancy"),
+    ("PagedAdamW", dict(paging="mapped", state_mem=0), "state_mem=0 with paging=\"mapped\""),
+    ("PagedAdamW", dict(paging="unified", occupancy=0.5), "occupancy"),
+    ("AdamW", dict(is_paged=True, paging="off"), "is_paged"),
+])
+def test_options_without_a_meaning_for_the_way_to_page_are_refused(name, arguments, word):
+    with pytest.raises(ValueError, match=word):
+        a_class(name)([torch.nn.Parameter(torch.ones(3))], **arguments)
+
+
+@pytest.mark.parametrize("key, value", [("optim_bits", 8), ("max_norm", 1.0), ("state_mem", "25%"),
+                                        ("min_8bit_size", 1), ("amsgrad", True),
+                                        ("maximize", True)])
+def test_what_cannot_differ_by_group_is_refused_in_one(key, value):
+    with pytest.raises(ValueError, match=key):
+        spillway.PagedAdamW([{"params": [torch.nn.Parameter(torch.ones(3))], key: value}])
+
+
 def test_a_class_with_bits_takes_no_other():
     for name in ("AdamW8bit", "PagedAdamW32bit"):
         with pytest.raises(ValueError, match="optim_bits"):
             a_class(name)([torch.nn.Parameter(torch.ones(3))], optim_bits=8)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_help_lists_the_arguments_of_every_class(name):
+    import inspect
+    text = a_class(name).__doc__
+    arguments = set(inspect.signature(a_class(name)).parameters)
+    assert {"state_mem", "optim_bits"} < arguments
+    assert all(argument in text for argument in arguments)
 
 
 def test_default_decay_and_paging_are_those_of_the_name():
@@ -283,6 +324,18 @@ def test_gradients_that_are_not_contiguous():
         optimizer.step()
         results.append(p.detach().clone())
     assert torch.equal(*results)
+
+
+def test_copies_of_gradients_do_not_outlive_the_step():
+    import gc
+    p = torch.nn.Parameter(torch.zeros(301, 77))
+    p.grad = torch.ones(77, 301).t()
+    optimizer = spillway.AdamW([p])
+    optimizer.step()
+    p.grad = None
+    alive = [one for one in gc.get_objects() if type(one) is torch.Tensor
+             and one.shape == (301, 77)]
+    assert not alive
 
 
 def test_a_closure_is_called_with_gradients_and_its_loss_returned():
@@ -431,6 +484,28 @@ sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
                           env={"PYTHONPATH": ":".join(sys.path)}).returncode == 0
 
 
+def test_threads_that_step_and_save_one_optimizer_take_turns():
+    code = """
+import sys, threading, torch, spillway
+p = torch.nn.Parameter(torch.zeros(1 << 18)); p.grad = torch.ones(1 << 18)
+optimizer = spillway.PagedAdamW32bit([p], lr=0.5, weight_decay=0, paging="copy", state_mem=0)
+optimizer.step()
+def work(what):
+    for _ in range(20):
+        what()
+threads = [threading.Thread(target=work, args=[what], daemon=True) for what in
+           (optimizer.step, optimizer.step, optimizer.state_dict)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join(60)
+sys.exit(any(thread.is_alive() for thread in threads) or optimizer.state[p]["step"] != 41 or
+         not torch.allclose(p, torch.full_like(p, -20.5), rtol=1e-4))
+"""
+    assert subprocess.run([sys.executable, "-c", code], timeout=120,
+                          env={"PYTHONPATH": ":".join(sys.path)}).returncode == 0
+
+
 def test_a_forked_child_neither_reads_the_parents_state_nor_closes_its_store(tmp_path):
     code = f"""
 import os, sys, torch, spillway
@@ -544,6 +619,18 @@ def test_state_that_is_put_under_another_parameter_goes_on():
     torch.testing.assert_close(*after)
 
 
+def test_a_flattened_state_that_lost_its_tensors_is_refused_with_the_way_out():
+    dcp = pytest.importorskip("torch.distributed.checkpoint.state_dict")
+    model = a_model()
+    optimizer = spillway.AdamW8bit(model.parameters())
+    train(model, optimizer, 1)
+    optimizer.zero_grad()
+    options = dcp.StateDictOptions(flatten_optimizer_state_dict=True)
+    saved = dcp.get_optimizer_state_dict(model, optimizer, options=options)
+    with pytest.raises(ValueError, match="flatten_optimizer_state_dict.*leave it out"):
+        dcp.set_optimizer_state_dict(model, optimizer, saved, options=options)
+
+
 def test_an_empty_state_dict_binds_nothing():
     model = a_model()
     optimizer = spillway.AdamW8bit(model.parameters())
@@ -558,6 +645,7 @@ def test_an_empty_state_dict_binds_nothing():
     (lambda d: d["state"][0][_state.NESTED].pop("absmax1"), "absmax1"),
     (lambda d: d["param_groups"][0]["params"].pop(), "groups"),
     (lambda d: d["param_groups"][0].__setitem__("amsgrad", True), "amsgrad"),
+    (lambda d: d["param_groups"][0].__setitem__("maximize", True), "maximize"),
 ])
 def test_a_state_that_does_not_fit_is_refused_and_nothing_is_lost(spoil, word):
     model = a_model()
@@ -662,6 +750,25 @@ def test_memory_summary_names_what_there_is():
     optimizer.step()
     text = spillway.memory_summary()
     assert "cpu: state" in text and "paging copy" in text and "given back" in text
+
+
+def test_what_was_reserved_before_there_was_state_is_kept_free():
+    p = torch.nn.Parameter(torch.ones(50000))
+    p.grad = torch.ones(50000)
+    resident = []
+    for size in (1 << 60, 0):
+        spillway.reserve(size)
+        optimizer = spillway.PagedAdamW32bit([p], paging="copy")
+        for _ in range(3):
+            optimizer.step()
+        resident.append(optimizer.pager_stats()[0]["resident_bytes"])
+    assert resident[0] == 0 < resident[1]
+
+
+@pytest.mark.parametrize("arguments, word", [(("3GB",), "size='3GB'"), ((1, "mps"), "'mps'")])
+def test_a_reserve_that_cannot_be_meant_is_refused(arguments, word):
+    with pytest.raises(ValueError, match=word):
+        spillway.reserve(*arguments)
 
 
 def test_closed_optimizers_leave_nothing_behind_and_wait_for_no_collector():
