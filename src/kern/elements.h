@@ -42,8 +42,9 @@ SPW__INLINE double spw__clip_factor(double norm, double max_norm)
 }
 
 /* `done` is where the parameter stood before the step. */
-SPW__INLINE spw__adam_consts spw__adam_consts_of(const spw__adam_hyper *hyper,
-                                                 const spw__adam_progress *done, double grad_factor)
+SPW__INLINE spw__adam_consts spw__adam_consts_of(const spw__hyper *hyper,
+                                                 const spw__param_progress *done,
+                                                 double grad_factor)
 {
     spw__adam_consts c;
     double bias1 = 1 - done->beta1_power * hyper->beta1;
@@ -65,7 +66,7 @@ SPW__INLINE spw__adam_consts spw__adam_consts_of(const spw__adam_hyper *hyper,
     return c;
 }
 
-SPW__INLINE void spw__adam_advance(spw__adam_progress *progress, const spw__adam_hyper *hyper)
+SPW__INLINE void spw__progress_advance(spw__param_progress *progress, const spw__hyper *hyper)
 {
     progress->step++;
     progress->beta1_power *= hyper->beta1;
@@ -73,15 +74,15 @@ SPW__INLINE void spw__adam_advance(spw__adam_progress *progress, const spw__adam
 }
 
 /* What a step is told of its gradients: their scale, and whether one is known not to be finite. */
-SPW__INLINE void spw__adam_open(spw__adam_verdict *verdict, double grad_scale,
-                                const float *loss_scale, const float *found_inf)
+SPW__INLINE void spw__verdict_open(spw__verdict *verdict, double grad_scale,
+                                   const float *loss_scale, const float *found_inf)
 {
     verdict->factor = loss_scale ? grad_scale / (double)*loss_scale : grad_scale;
     verdict->skip = found_inf && *found_inf != 0.0f;
 }
 
 /* What clipping makes of the gradients' norm; `verdict->skip` if it is not finite. */
-SPW__INLINE void spw__adam_judge(spw__adam_verdict *verdict, double norm, double max_norm)
+SPW__INLINE void spw__verdict_judge(spw__verdict *verdict, double norm, double max_norm)
 {
     verdict->grad_norm = norm * verdict->factor;
     verdict->factor *= spw__clip_factor(verdict->grad_norm, max_norm);

@@ -189,16 +189,16 @@ static int start(cuda_kern *kern, launch l)
 
 /* ---------------------------------------------------------------------------------- AdamW -- */
 
-typedef struct adam_batch {
+typedef struct run_batch {
     cuda_kern *kern;
     CUfunction function;
     bool is_8bit;
     void *stream;
     spw__gpu_adam_args args;
     feed_buffer *buffer; /* NULL: the runs so far are in args.few */
-} adam_batch;
+} run_batch;
 
-static int flush(adam_batch *batch)
+static int flush(run_batch *batch)
 {
     cuda_kern *kern = batch->kern;
     spw__gpu_adam_args *args = &batch->args;
@@ -226,7 +226,7 @@ static int flush(adam_batch *batch)
 }
 
 /* Where the next run goes: along with the launch, or into a buffer when they are many. */
-static int place_for_run(adam_batch *batch, spw__gpu_run **place)
+static int place_for_run(run_batch *batch, spw__gpu_run **place)
 {
     uint32_t n = batch->args.n_runs;
     int rc = 0;
@@ -242,7 +242,7 @@ static int place_for_run(adam_batch *batch, spw__gpu_run **place)
     return rc;
 }
 
-static int add_run(adam_batch *batch, const spw__adam_run *run)
+static int add_run(run_batch *batch, const spw__update_run *run)
 {
     spw__gpu_run *place;
     int rc = place_for_run(batch, &place);
@@ -262,19 +262,19 @@ static int add_run(adam_batch *batch, const spw__adam_run *run)
     return 0;
 }
 
-static int kind_of(const spw__adam_run *run)
+static int kind_of(const spw__update_run *run)
 {
     return (run->absmax_m ? PAIRS : 0) + (int)run->p_type * SPW__TYPES + (int)run->g_type;
 }
 
-static int adam_kind(cuda_kern *kern, int kind, const spw__adam_run *runs, uint64_t n_runs,
-                     void *stream)
+static int update_kind(cuda_kern *kern, int kind, const spw__update_run *runs, uint64_t n_runs,
+                       void *stream)
 {
-    adam_batch batch = {.kern = kern,
-                        .function = kern->adam[kind],
-                        .is_8bit = kind >= PAIRS,
-                        .stream = stream,
-                        .args = {.maps = kern->maps}};
+    run_batch batch = {.kern = kern,
+                       .function = kern->adam[kind],
+                       .is_8bit = kind >= PAIRS,
+                       .stream = stream,
+                       .args = {.maps = kern->maps}};
     int rc = 0;
     for (uint64_t i = 0; rc == 0 && i < n_runs; i++)
         if (kind_of(&runs[i]) == kind && runs[i].n)
@@ -282,7 +282,8 @@ static int adam_kind(cuda_kern *kern, int kind, const spw__adam_run *runs, uint6
     return rc < 0 ? rc : flush(&batch);
 }
 
-static int cuda_adam(spw_device *device, const spw__adam_run *runs, uint64_t n_runs, void *stream)
+static int cuda_update(spw_device *device, const spw__update_run *runs, uint64_t n_runs,
+                       void *stream)
 {
     cuda_kern *kern;
     int rc = kern_get(device, &kern);
@@ -296,7 +297,7 @@ static int cuda_adam(spw_device *device, const spw__adam_run *runs, uint64_t n_r
     spw__lock_take(&kern->lock);
     for (int kind = 0; rc == 0 && kind < KINDS; kind++)
         if (kinds >> kind & 1)
-            rc = adam_kind(kern, kind, runs, n_runs, stream);
+            rc = update_kind(kern, kind, runs, n_runs, stream);
     spw__lock_drop(&kern->lock);
     spw__cuda_leave(kern->cuda);
     return rc;
@@ -312,16 +313,16 @@ static int cuda_check_stream(spw_device *device, void *stream)
 /* On the device, one after the other: verdict, progress, sums of tensors, sums of groups; the
  * constants are an allocation of their own. */
 typedef struct cuda_table {
-    spw__adam_table table; /* first */
+    spw__step_table table; /* first */
     cuda_kern *kern;
     void *memory;
-    spw__adam_verdict *verdict;
-    spw__adam_progress *progress;
+    spw__verdict *verdict;
+    spw__param_progress *progress;
     double *norm, *tensors, *groups;
     void *begun; /* event: what was begun is done */
 } cuda_table;
 
-static void cuda_table_destroy(spw__adam_table *base)
+static void cuda_table_destroy(spw__step_table *base)
 {
     cuda_table *table = (cuda_table *)base;
     (void)spw__dev_event_wait(base->device, table->begun);
@@ -356,7 +357,7 @@ static int make_memory(cuda_table *table, uint64_t norm_blocks)
 }
 
 static int cuda_table_create(spw_device *device, uint64_t n_params, uint64_t norm_blocks,
-                             spw__adam_table **result)
+                             spw__step_table **result)
 {
     cuda_kern *kern;
     int rc = kern_get(device, &kern);
@@ -367,7 +368,7 @@ static int cuda_table_create(spw_device *device, uint64_t n_params, uint64_t nor
         return SPW_EHOSTMEM;
     table->kern = kern;
     table->table =
-        (spw__adam_table){.ops = &spw__kern_cuda, .device = device, .n_params = n_params};
+        (spw__step_table){.ops = &spw__kern_cuda, .device = device, .n_params = n_params};
     rc = spw__dev_event_create(device, &table->begun);
     if (rc == 0)
         rc = make_memory(table, norm_blocks);
@@ -417,7 +418,7 @@ static int queue_norm(cuda_table *table, const spw__norm_run *runs, uint64_t n_r
 
 /* Context entered, lock held. The first launch judges the norm; with more parameters than a buffer
  * holds, the others only copy its verdict's consequences. */
-static int queue_begin(cuda_table *table, const spw__adam_step *step)
+static int queue_begin(cuda_table *table, const spw__step_request *step)
 {
     cuda_kern *kern = table->kern;
     feed_buffer *buffer;
@@ -450,7 +451,7 @@ static int queue_begin(cuda_table *table, const spw__adam_step *step)
     return rc;
 }
 
-static int cuda_table_begin(spw__adam_table *base, const spw__adam_step *step)
+static int cuda_table_begin(spw__step_table *base, const spw__step_request *step)
 {
     cuda_table *table = (cuda_table *)base;
     cuda_kern *kern = table->kern;
@@ -467,7 +468,7 @@ static int cuda_table_begin(spw__adam_table *base, const spw__adam_step *step)
     return rc;
 }
 
-static int cuda_norm(spw__adam_table *base, const spw__norm_run *runs, uint64_t n_runs,
+static int cuda_norm(spw__step_table *base, const spw__norm_run *runs, uint64_t n_runs,
                      double *norm)
 {
     cuda_table *table = (cuda_table *)base;
@@ -493,24 +494,25 @@ static int cuda_norm(spw__adam_table *base, const spw__norm_run *runs, uint64_t 
     return rc < 0 ? rc : spw__dev_copy_now(base->device, norm, table->norm, sizeof *norm);
 }
 
-static int read_back(spw__adam_table *base, void *to, const void *from, uint64_t bytes)
+static int read_back(spw__step_table *base, void *to, const void *from, uint64_t bytes)
 {
     cuda_table *table = (cuda_table *)base;
     int rc = spw__dev_event_wait(base->device, table->begun);
     return rc < 0 ? rc : spw__dev_copy_now(base->device, to, from, bytes);
 }
 
-static int cuda_table_verdict(spw__adam_table *table, spw__adam_verdict *verdict)
+static int cuda_table_verdict(spw__step_table *table, spw__verdict *verdict)
 {
     return read_back(table, verdict, ((cuda_table *)table)->verdict, sizeof *verdict);
 }
 
-static int cuda_table_get(spw__adam_table *table, uint64_t param, spw__adam_progress *progress)
+static int cuda_table_get(spw__step_table *table, uint64_t param, spw__param_progress *progress)
 {
     return read_back(table, progress, &((cuda_table *)table)->progress[param], sizeof *progress);
 }
 
-static int cuda_table_set(spw__adam_table *base, uint64_t param, const spw__adam_progress *progress)
+static int cuda_table_set(spw__step_table *base, uint64_t param,
+                          const spw__param_progress *progress)
 {
     cuda_table *table = (cuda_table *)base;
     int rc = spw__dev_event_wait(base->device, table->begun);
@@ -528,7 +530,7 @@ const spw__kern_ops spw__kern_cuda = {
     .table_get = cuda_table_get,
     .table_set = cuda_table_set,
     .norm = cuda_norm,
-    .adam = cuda_adam,
+    .update = cuda_update,
 };
 
 #endif

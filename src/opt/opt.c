@@ -237,7 +237,7 @@ int spw_optim_get_step(spw_optim *optim, uint64_t index, uint64_t *step)
     int rc = check_index(optim, index);
     if (rc < 0)
         return rc;
-    spw__adam_progress progress = optim->params[index].start;
+    spw__param_progress progress = optim->params[index].start;
     if (optim->table)
         rc = spw__kern_table_get(optim->table, index, &progress);
     if (rc == 0)
@@ -261,9 +261,9 @@ int spw_optim_set_step(spw_optim *optim, uint64_t index, uint64_t step)
         return rc;
     spw__param *param = &optim->params[index];
     const spw_group *group = &optim->groups[param->group];
-    param->start = (spw__adam_progress){.beta1_power = power(group->beta1, step),
-                                        .beta2_power = power(group->beta2, step),
-                                        .step = step};
+    param->start = (spw__param_progress){.beta1_power = power(group->beta1, step),
+                                         .beta2_power = power(group->beta2, step),
+                                         .step = step};
     return optim->table ? spw__kern_table_set(optim->table, index, &param->start) : 0;
 }
 
@@ -271,7 +271,7 @@ int spw_optim_info_get(spw_optim *optim, spw_optim_info *info)
 {
     if (!optim || !info)
         return spw__error(SPW_EINVAL, "spw_optim_info_get: optim and info may not be NULL");
-    spw__adam_verdict verdict = {0};
+    spw__verdict verdict = {0};
     int rc = optim->table ? spw__kern_table_verdict(optim->table, &verdict) : 0;
     if (rc < 0)
         return rc;

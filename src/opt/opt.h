@@ -26,7 +26,7 @@ typedef struct spw__param {
     const void *grad;
     uint64_t n;
     uint64_t first_piece, n_pieces;
-    spw__adam_progress start; /* what the table begins with; the table's word counts once it is */
+    spw__param_progress start; /* what the table begins with; the table's word counts once it is */
     spw_type type, grad_type;
     uint32_t group;
     bool is_8bit;
@@ -59,11 +59,11 @@ struct spw_optim {
     uint64_t *page_first; /* [n_pages + 1]: first piece of each page */
     uint64_t n_pages;
     bool laid_out;
-    spw__adam_run *runs;      /* [n_pieces] */
+    spw__update_run *runs;    /* [n_pieces] */
     uint64_t *visit;          /* [n_pages]: pages of the step under way */
     spw__norm_run *norm_runs; /* [n_params] */
-    spw__adam_hyper *hyper;   /* [n_params], of the step under way */
-    spw__adam_table *table;   /* progress, constants and verdict; NULL until the layout is made */
+    spw__hyper *hyper;        /* [n_params], of the step under way */
+    spw__step_table *table;   /* progress, constants and verdict; NULL until the layout is made */
 };
 
 /* layout.c: fixes the layout and tells the pager; once. Nothing changed on error. */

@@ -42,12 +42,12 @@ static void fill_hyper(spw_optim *optim, double lr)
     for (size_t i = 0; i < optim->n_params; i++) {
         const spw__param *param = &optim->params[i];
         const spw_group *group = &optim->groups[param->group];
-        optim->hyper[i] = (spw__adam_hyper){.lr = lr * group->lr_scale,
-                                            .beta1 = group->beta1,
-                                            .beta2 = group->beta2,
-                                            .eps = group->eps,
-                                            .weight_decay = group->weight_decay,
-                                            .takes_part = takes_part(param)};
+        optim->hyper[i] = (spw__hyper){.lr = lr * group->lr_scale,
+                                       .beta1 = group->beta1,
+                                       .beta2 = group->beta2,
+                                       .eps = group->eps,
+                                       .weight_decay = group->weight_decay,
+                                       .takes_part = takes_part(param)};
     }
 }
 
@@ -55,18 +55,18 @@ static void fill_hyper(spw_optim *optim, double lr)
 static int begin(spw_optim *optim, const spw_step *step)
 {
     fill_hyper(optim, step->lr);
-    spw__adam_step begun = {.hyper = optim->hyper,
-                            .norm_runs = optim->norm_runs,
-                            .n_norm_runs = step->max_norm > 0 ? fill_norm_runs(optim) : 0,
-                            .max_norm = step->max_norm,
-                            .grad_scale = step->grad_scale != 0 ? step->grad_scale : 1,
-                            .loss_scale = step->loss_scale,
-                            .found_inf = step->found_inf,
-                            .stream = step->stream};
+    spw__step_request begun = {.hyper = optim->hyper,
+                               .norm_runs = optim->norm_runs,
+                               .n_norm_runs = step->max_norm > 0 ? fill_norm_runs(optim) : 0,
+                               .max_norm = step->max_norm,
+                               .grad_scale = step->grad_scale != 0 ? step->grad_scale : 1,
+                               .loss_scale = step->loss_scale,
+                               .found_inf = step->found_inf,
+                               .stream = step->stream};
     return spw__kern_table_begin(optim->table, &begun);
 }
 
-static spw__adam_run make_run(const spw_optim *optim, const spw__piece *piece, char *page)
+static spw__update_run make_run(const spw_optim *optim, const spw__piece *piece, char *page)
 {
     const spw__param *param = &optim->params[piece->param];
     spw__parts parts = spw__piece_parts(param->is_8bit, piece->n);
@@ -74,7 +74,7 @@ static spw__adam_run make_run(const spw_optim *optim, const spw__piece *piece, c
     uint64_t p_bytes = spw__type_bytes(param->type);
     uint64_t g_bytes = spw__type_bytes(param->grad_type);
     bool quantised = param->is_8bit;
-    return (spw__adam_run){
+    return (spw__update_run){
         .p = (char *)param->data + piece->first * p_bytes,
         .g = (const char *)param->grad + piece->first * g_bytes,
         .m = state + parts.at[SPW_PART_M],
@@ -99,7 +99,7 @@ static int update_pages(void *context, const spw__page_view *views, uint64_t n, 
             if (takes_part(&optim->params[optim->pieces[j].param]))
                 optim->runs[n_runs++] = make_run(optim, &optim->pieces[j], views[i].memory);
     }
-    return spw__kern_adam(optim->pager->device, optim->runs, n_runs, stream);
+    return spw__kern_update(optim->pager->device, optim->runs, n_runs, stream);
 }
 
 /* Pages with at least one piece that has a gradient. */

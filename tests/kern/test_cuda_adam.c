@@ -33,11 +33,11 @@ typedef struct tensor {
 typedef struct pair {
     spw_device *cuda;
     spw_device cpu;
-    spw__adam_table *cuda_table, *cpu_table;
+    spw__step_table *cuda_table, *cpu_table;
     tensor *tensors;
     uint64_t n;
     spw__norm_run *norm_runs[2]; /* on the cpu, on the cuda device */
-    spw__adam_hyper *hyper;
+    spw__hyper *hyper;
     uint64_t random;
 } pair;
 
@@ -141,12 +141,12 @@ static void make_tables(pair *w)
     assert_int_equal(spw__kern_table_create(&w->cpu, w->n, blocks, &w->cpu_table), 0);
     assert_int_equal(spw__kern_table_create(w->cuda, w->n, blocks, &w->cuda_table), 0);
     for (uint64_t i = 0; i < w->n; i++) {
-        spw__adam_progress start = {.beta1_power = 1, .beta2_power = 1};
-        w->hyper[i] = (spw__adam_hyper){.lr = 1e-3 * (double)(i % 5 + 1),
-                                        .beta1 = i % 4 ? 0.9 : 0.4,
-                                        .beta2 = 0.999,
-                                        .eps = 1e-8,
-                                        .weight_decay = 0.01 * (double)(i % 3)};
+        spw__param_progress start = {.beta1_power = 1, .beta2_power = 1};
+        w->hyper[i] = (spw__hyper){.lr = 1e-3 * (double)(i % 5 + 1),
+                                   .beta1 = i % 4 ? 0.9 : 0.4,
+                                   .beta2 = 0.999,
+                                   .eps = 1e-8,
+                                   .weight_decay = 0.01 * (double)(i % 3)};
         assert_int_equal(spw__kern_table_set(w->cpu_table, i, &start), 0);
         assert_int_equal(spw__kern_table_set(w->cuda_table, i, &start), 0);
     }
@@ -187,23 +187,23 @@ static void close_pair(pair *w)
 
 /* --------------------------------------------------------------------------------- a step -- */
 
-static spw__adam_run run_of(const pair *w, uint64_t index, uint64_t first, uint64_t last,
-                            bool on_cuda)
+static spw__update_run run_of(const pair *w, uint64_t index, uint64_t first, uint64_t last,
+                              bool on_cuda)
 {
     const tensor *t = &w->tensors[index];
-    const spw__adam_table *table = on_cuda ? w->cuda_table : w->cpu_table;
+    const spw__step_table *table = on_cuda ? w->cuda_table : w->cpu_table;
     char *at[ARRAYS];
     for (int i = 0; i < ARRAYS; i++)
         at[i] = on_cuda ? memory_of(t, i) : (char *)t->host[i];
     uint64_t code = t->is_8bit ? 1 : 4;
-    spw__adam_run run = {.p = at[0] + first * spw__type_bytes(t->p_type),
-                         .g = at[1] + first * spw__type_bytes(t->g_type),
-                         .m = at[2] + first * code,
-                         .v = at[3] + first * code,
-                         .n = last - first,
-                         .consts = spw__kern_table_consts(table, index),
-                         .p_type = t->p_type,
-                         .g_type = t->g_type};
+    spw__update_run run = {.p = at[0] + first * spw__type_bytes(t->p_type),
+                           .g = at[1] + first * spw__type_bytes(t->g_type),
+                           .m = at[2] + first * code,
+                           .v = at[3] + first * code,
+                           .n = last - first,
+                           .consts = spw__kern_table_consts(table, index),
+                           .p_type = t->p_type,
+                           .g_type = t->g_type};
     if (t->is_8bit) {
         run.absmax_m = (float *)(void *)at[4] + first / SPW__BLOCK;
         run.absmax_v = (float *)(void *)at[5] + first / SPW__BLOCK;
@@ -217,7 +217,7 @@ static void step_on(const pair *w, uint64_t split, bool on_cuda, void *stream)
     uint64_t n_runs = 0, capacity = 0;
     for (uint64_t i = 0; i < w->n; i++)
         capacity += w->tensors[i].n / split + 1;
-    spw__adam_run *runs = calloc(capacity, sizeof *runs);
+    spw__update_run *runs = calloc(capacity, sizeof *runs);
     assert_non_null(runs);
     for (uint64_t i = 0; i < w->n; i++) {
         uint64_t n = w->hyper[i].takes_part ? w->tensors[i].n : 0;
@@ -225,19 +225,19 @@ static void step_on(const pair *w, uint64_t split, bool on_cuda, void *stream)
             runs[n_runs++] = run_of(w, i, at, at + split < n ? at + split : n, on_cuda);
     }
     spw_device *device = on_cuda ? w->cuda : (spw_device *)&w->cpu;
-    assert_int_equal(spw__kern_adam(device, runs, n_runs, stream), 0);
+    assert_int_equal(spw__kern_update(device, runs, n_runs, stream), 0);
     memset(runs, 0xEE, capacity * sizeof *runs); /* read before the call returned */
     free(runs);
 }
 
 static void begin_both(pair *w, double max_norm, void *stream)
 {
-    spw__adam_step step = {.hyper = w->hyper,
-                           .norm_runs = w->norm_runs[0],
-                           .n_norm_runs = w->n,
-                           .max_norm = max_norm,
-                           .grad_scale = 0.25,
-                           .stream = stream};
+    spw__step_request step = {.hyper = w->hyper,
+                              .norm_runs = w->norm_runs[0],
+                              .n_norm_runs = w->n,
+                              .max_norm = max_norm,
+                              .grad_scale = 0.25,
+                              .stream = stream};
     assert_int_equal(spw__kern_table_begin(w->cpu_table, &step), 0);
     step.norm_runs = w->norm_runs[1];
     assert_int_equal(spw__kern_table_begin(w->cuda_table, &step), 0);
@@ -245,12 +245,12 @@ static void begin_both(pair *w, double max_norm, void *stream)
 
 static void assert_same_tables(const pair *w)
 {
-    spw__adam_verdict verdict[2];
+    spw__verdict verdict[2];
     assert_int_equal(spw__kern_table_verdict(w->cpu_table, &verdict[0]), 0);
     assert_int_equal(spw__kern_table_verdict(w->cuda_table, &verdict[1]), 0);
     assert_memory_equal(&verdict[0], &verdict[1], sizeof verdict[0]);
     for (uint64_t i = 0; i < w->n; i++) {
-        spw__adam_progress progress[2];
+        spw__param_progress progress[2];
         assert_int_equal(spw__kern_table_get(w->cpu_table, i, &progress[0]), 0);
         assert_int_equal(spw__kern_table_get(w->cuda_table, i, &progress[1]), 0);
         assert_memory_equal(&progress[0], &progress[1], sizeof progress[0]);
@@ -300,7 +300,7 @@ static void a_step_with_a_bad_norm_changes_nothing(void **state)
 {
     (void)state;
     pair w;
-    spw__adam_verdict verdict;
+    spw__verdict verdict;
     open_pair(&w, 0, 0);
     step_both(&w, BAD_STEP, 4096, 1.0);
     assert_int_equal(spw__kern_table_verdict(w.cuda_table, &verdict), 0);
@@ -324,13 +324,13 @@ static void a_loss_scale_and_found_inf_are_read_on_the_device(void **state)
     for (int i = 0; i < 2; i++) {
         float told[2] = {512.0f, (float)i};
         assert_int_equal(spw__dev_copy_now(w.cuda, memory, told, sizeof told), 0);
-        spw__adam_step step = {.hyper = w.hyper,
-                               .norm_runs = w.norm_runs[0],
-                               .n_norm_runs = w.n,
-                               .max_norm = 1.0,
-                               .grad_scale = 0.5,
-                               .loss_scale = &told[0],
-                               .found_inf = &told[1]};
+        spw__step_request step = {.hyper = w.hyper,
+                                  .norm_runs = w.norm_runs[0],
+                                  .n_norm_runs = w.n,
+                                  .max_norm = 1.0,
+                                  .grad_scale = 0.5,
+                                  .loss_scale = &told[0],
+                                  .found_inf = &told[1]};
         assert_int_equal(spw__kern_table_begin(w.cpu_table, &step), 0);
         step.norm_runs = w.norm_runs[1];
         step.loss_scale = memory;
@@ -362,7 +362,7 @@ static void more_runs_than_a_buffer_holds(void **state)
 static void progress_can_be_set_behind_a_step(void **state)
 {
     (void)state;
-    const spw__adam_progress other = {.beta1_power = 0.5, .beta2_power = 0.25, .step = 9};
+    const spw__param_progress other = {.beta1_power = 0.5, .beta2_power = 0.25, .step = 9};
     pair w;
     open_pair(&w, 0, 0);
     for (uint64_t i = 0; i < w.n; i++)
@@ -435,13 +435,13 @@ static void the_norm_of_a_large_tensor_has_the_cpus_bits(void **state)
 /* -------------------------------------------------------------------------------- failures -- */
 
 /* The first thing that fails, from the module's load to the step's end. */
-static int step_alone(spw_device *device, const spw__adam_run *run, spw__adam_table **table)
+static int step_alone(spw_device *device, const spw__update_run *run, spw__step_table **table)
 {
-    spw__adam_hyper hyper = {.lr = 1, .beta1 = 0.9, .beta2 = 0.9, .eps = 1, .takes_part = 1};
+    spw__hyper hyper = {.lr = 1, .beta1 = 0.9, .beta2 = 0.9, .eps = 1, .takes_part = 1};
     spw__norm_run norm_run = {run->g, run->n, run->g_type};
-    spw__adam_step step = {
+    spw__step_request step = {
         .hyper = &hyper, .norm_runs = &norm_run, .n_norm_runs = 1, .max_norm = 1, .grad_scale = 1};
-    spw__adam_run runs[40];
+    spw__update_run runs[40];
     double norm;
     int rc = spw__kern_table_create(device, 1, 1, table);
     if (rc == 0)
@@ -455,7 +455,7 @@ static int step_alone(spw_device *device, const spw__adam_run *run, spw__adam_ta
         runs[i].consts = spw__kern_table_consts(*table, 0);
     }
     if (rc == 0)
-        rc = spw__kern_adam(device, runs, 40, NULL);
+        rc = spw__kern_update(device, runs, 40, NULL);
     if (rc == 0)
         rc = spw__kern_norm(*table, &norm_run, 1, &norm);
     return rc == 0 ? spw_device_sync(device, NULL) : rc;
@@ -465,14 +465,14 @@ static int step_alone(spw_device *device, const spw__adam_run *run, spw__adam_ta
 static uint64_t fail_call(uint64_t n, CUresult result, int wanted, int *failed)
 {
     spw_device *device;
-    spw__adam_table *table = NULL;
+    spw__step_table *table = NULL;
     void *memory;
     assert_int_equal(spw_device_open("cuda:0", NULL, &device), 0);
     assert_int_equal(spw__dev_alloc(device, 640, SPW__DEV_MEMORY, &memory), 0);
     assert_int_equal(spw__dev_zero(device, memory, 640, device->streams[0]), 0);
     assert_int_equal(spw__dev_stream_sync(device, device->streams[0]), 0);
     float *at = memory;
-    spw__adam_run run = {.p = at, .g = at + 40, .m = at + 80, .v = at + 120, .n = 40};
+    spw__update_run run = {.p = at, .g = at + 40, .m = at + 80, .v = at + 120, .n = 40};
     uint64_t before = control.calls(NULL);
     control.fail_nth(NULL, n, result);
     int rc = step_alone(device, &run, &table);

@@ -79,8 +79,9 @@ static void play_adam(const standin_launch *launch)
     const spw__loops *loops = spw__loops_get();
     for (uint32_t i = 0; i < args->n_runs; i++) {
         const spw__gpu_run *from = &runs_of(args)[i];
-        spw__adam_run run = {from->p,        from->g, from->m,      from->v,        from->absmax_m,
-                             from->absmax_v, from->n, from->consts, kernel->p_type, kernel->g_type};
+        spw__update_run run = {from->p,        from->g,        from->m, from->v,
+                               from->absmax_m, from->absmax_v, from->n, from->consts,
+                               kernel->p_type, kernel->g_type};
         if (run.consts->skip)
             continue;
         if (kernel->is_8bit)
@@ -215,13 +216,13 @@ static void touch_begin(const standin_launch *launch, standin_touches *t)
         standin__touch(t, args->found_inf, sizeof *args->found_inf, false);
 }
 
-static spw__adam_verdict judge(const spw__gpu_begin_args *args)
+static spw__verdict judge(const spw__gpu_begin_args *args)
 {
-    spw__adam_verdict verdict = *args->verdict;
-    spw__adam_open(&verdict, args->grad_scale, args->loss_scale, args->found_inf);
+    spw__verdict verdict = *args->verdict;
+    spw__verdict_open(&verdict, args->grad_scale, args->loss_scale, args->found_inf);
     if (args->max_norm > 0) {
         double norm = sqrt(sum_tensors(args->tensors, args->n_tensors));
-        spw__adam_judge(&verdict, norm, args->max_norm);
+        spw__verdict_judge(&verdict, norm, args->max_norm);
     }
     verdict.steps += !verdict.skip;
     verdict.skipped += verdict.skip;
@@ -231,9 +232,9 @@ static spw__adam_verdict judge(const spw__gpu_begin_args *args)
 static void play_begin(const standin_launch *launch)
 {
     const spw__gpu_begin_args *args = (const void *)launch->args;
-    spw__adam_verdict verdict = *args->verdict = judge(args);
+    spw__verdict verdict = *args->verdict = judge(args);
     for (uint64_t i = 0; i < args->n_params; i++) {
-        const spw__adam_hyper *hyper = &args->hyper[i];
+        const spw__hyper *hyper = &args->hyper[i];
         if (!hyper->takes_part)
             continue;
         if (verdict.skip) {
@@ -241,7 +242,7 @@ static void play_begin(const standin_launch *launch)
             continue;
         }
         args->consts[i] = spw__adam_consts_of(hyper, &args->progress[i], verdict.factor);
-        spw__adam_advance(&args->progress[i], hyper);
+        spw__progress_advance(&args->progress[i], hyper);
     }
 }
 

@@ -18,7 +18,7 @@ enum {
     SPW__GPU_NORM_THREADS = 1024 /* a warp for each of them */
 };
 
-/* A spw__adam_run whose types are the kernel's. All pointers are the device's. */
+/* A spw__update_run whose types are the kernel's. All pointers are the device's. */
 typedef struct spw__gpu_run {
     void *p;
     const void *g;
@@ -52,10 +52,10 @@ typedef struct spw__gpu_norm_args {
 } spw__gpu_norm_args;
 
 typedef struct spw__gpu_begin_args {
-    const spw__adam_hyper *hyper; /* [n_params] */
-    spw__adam_progress *progress;
+    const spw__hyper *hyper; /* [n_params] */
+    spw__param_progress *progress;
     spw__adam_consts *consts;
-    spw__adam_verdict *verdict;
+    spw__verdict *verdict;
     const double *tensors; /* sums of squares */
     uint64_t n_params, n_tensors;
     double max_norm, grad_scale;

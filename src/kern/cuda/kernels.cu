@@ -42,20 +42,20 @@ extern "C" __global__ void spw_norm_total(const double *tensors, uint64_t n, dou
 extern "C" __global__ void __launch_bounds__(SPW__GPU_NORM_THREADS)
     spw_begin(const spw__gpu_begin_args args)
 {
-    __shared__ spw__adam_verdict verdict;
+    __shared__ spw__verdict verdict;
     double total = args.max_norm > 0 ? sum_tensors(args.tensors, args.n_tensors) : 0;
     if (threadIdx.x == 0) {
         verdict = *args.verdict;
-        spw__adam_open(&verdict, args.grad_scale, args.loss_scale, args.found_inf);
+        spw__verdict_open(&verdict, args.grad_scale, args.loss_scale, args.found_inf);
         if (args.max_norm > 0)
-            spw__adam_judge(&verdict, sqrt(total), args.max_norm);
+            spw__verdict_judge(&verdict, sqrt(total), args.max_norm);
         verdict.steps += !verdict.skip;
         verdict.skipped += verdict.skip;
         *args.verdict = verdict;
     }
     __syncthreads();
     for (uint64_t i = threadIdx.x; i < args.n_params; i += SPW__GPU_NORM_THREADS) {
-        const spw__adam_hyper *hyper = &args.hyper[i];
+        const spw__hyper *hyper = &args.hyper[i];
         if (!hyper->takes_part)
             continue;
         if (verdict.skip) {
@@ -65,7 +65,7 @@ extern "C" __global__ void __launch_bounds__(SPW__GPU_NORM_THREADS)
         spw__adam_consts consts = spw__adam_consts_of(hyper, &args.progress[i], verdict.factor);
         consts.mild = is_mild(&consts);
         args.consts[i] = consts;
-        spw__adam_advance(&args.progress[i], hyper);
+        spw__progress_advance(&args.progress[i], hyper);
     }
 }
 

@@ -11,8 +11,8 @@
 #include "kern/kern.h"
 #include "kern/tables.h"
 
-typedef void spw__adam32_loop(const spw__adam_run *run);
-typedef void spw__adam8_loop(const spw__adam_run *run, const spw__code_maps *maps);
+typedef void spw__adam32_loop(const spw__update_run *run);
+typedef void spw__adam8_loop(const spw__update_run *run, const spw__code_maps *maps);
 typedef double spw__square_sum_loop(const void *g, uint64_t n);
 
 /* By [p_type][g_type]; adam8's run begins at a block. square_sum is by the gradient's type, of at
