@@ -27,11 +27,13 @@ static inline uint64_t spw__type_bytes(spw_type type)
     return type == SPW_FP32 ? 4 : 2;
 }
 
-/* A parameter's hyper-parameters in one step. */
+/* Hyper-parameters of one step, for all parameters of a group. */
 typedef struct spw__hyper {
     double lr, beta1, beta2, eps, weight_decay;
-    uint64_t takes_part; /* 0: no gradient in this step, nothing of it changes */
 } spw__hyper;
+
+/* In place of a group's number: no gradient in this step, nothing of the parameter changes. */
+#define SPW__SITS_OUT UINT32_MAX
 
 /* How far a parameter has come. The powers are running products, so that a skipped step, which only
  * the device may know of, does not advance them. */
@@ -90,8 +92,10 @@ typedef struct spw__norm_run {
 typedef struct spw__step_table spw__step_table;
 
 typedef struct spw__step_request {
-    const spw__hyper *hyper;        /* [n_params], read before the call returns */
+    const spw__hyper *hyper;        /* [n_groups], read before the call returns */
+    const uint32_t *groups;         /* [n_params], likewise: into hyper, or SPW__SITS_OUT */
     const spw__norm_run *norm_runs; /* [n_norm_runs], likewise; used if max_norm > 0 */
+    uint64_t n_groups;
     uint64_t n_norm_runs;
     double max_norm;         /* 0: no clipping */
     double grad_scale;       /* not 0 */

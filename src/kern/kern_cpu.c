@@ -233,9 +233,9 @@ static int cpu_table_begin(spw__step_table *table, const spw__step_request *step
     verdict->steps += !verdict->skip;
     verdict->skipped += verdict->skip;
     for (uint64_t i = 0; i < table->n_params && !verdict->skip; i++) {
-        const spw__hyper *hyper = &step->hyper[i];
-        if (!hyper->takes_part)
+        if (step->groups[i] == SPW__SITS_OUT)
             continue;
+        const spw__hyper *hyper = &step->hyper[step->groups[i]];
         table->consts[i] = spw__adam_consts_of(hyper, &cpu->progress[i], verdict->factor);
         spw__progress_advance(&cpu->progress[i], hyper);
     }

@@ -14,6 +14,7 @@
 #include "base/mem.h"
 #include "dev/cuda.h"
 
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -416,32 +417,38 @@ static int queue_norm(cuda_table *table, const spw__norm_run *runs, uint64_t n_r
     return rc;
 }
 
-/* Context entered, lock held. The first launch judges the norm; with more parameters than a buffer
- * holds, the others only copy its verdict's consequences. */
+/* Context entered, lock held. */
 static int queue_begin(cuda_table *table, const spw__step_request *step)
 {
     cuda_kern *kern = table->kern;
     feed_buffer *buffer;
     uint64_t n = table->table.n_params;
-    if (n > FEED_BYTES / sizeof *step->hyper)
-        return spw__error(SPW_ENOTSUP, "more than %zu parameter tensors on a cuda device",
-                          FEED_BYTES / sizeof *step->hyper);
+    uint64_t hyper_bytes = step->n_groups * sizeof *step->hyper;
+    uint64_t bytes = hyper_bytes + n * sizeof *step->groups;
+    if (bytes > FEED_BYTES)
+        return spw__error(SPW_ENOTSUP,
+                          "%" PRIu64 " parameter tensors in %" PRIu64 " groups are too many for a "
+                          "cuda device: %zu tensors, or fewer with so many groups",
+                          n, step->n_groups, (size_t)FEED_BYTES / sizeof *step->groups);
     int rc = take_buffer(kern, &buffer);
     if (rc < 0)
         return rc;
-    memcpy(buffer->host, step->hyper, n * sizeof *step->hyper);
+    memcpy(buffer->host, step->hyper, hyper_bytes);
+    memcpy((char *)buffer->host + hyper_bytes, step->groups, n * sizeof *step->groups);
     spw__gpu_begin_args args = {.hyper = (const void *)(uintptr_t)buffer->device,
+                                .groups = (const void *)(uintptr_t)(buffer->device + hyper_bytes),
                                 .progress = table->progress,
                                 .consts = table->table.consts,
                                 .verdict = table->verdict,
                                 .tensors = table->tensors,
                                 .n_params = n,
+                                .n_groups = step->n_groups,
                                 .n_tensors = step->n_norm_runs,
                                 .max_norm = step->max_norm,
                                 .grad_scale = step->grad_scale,
                                 .loss_scale = step->loss_scale,
                                 .found_inf = step->found_inf};
-    rc = send_buffer(kern, buffer, n * sizeof *step->hyper, step->stream);
+    rc = send_buffer(kern, buffer, bytes, step->stream);
     if (rc == 0)
         rc = start(kern, (launch){kern->begin, 1, SPW__GPU_NORM_THREADS, &args, step->stream});
     int freed = free_buffer(kern, buffer, step->stream);

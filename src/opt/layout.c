@@ -102,8 +102,8 @@ static int make_step_tables(spw_optim *optim)
     optim->runs = spw__calloc(optim->n_pieces, sizeof *optim->runs);
     optim->visit = spw__calloc((size_t)optim->n_pages, sizeof *optim->visit);
     optim->norm_runs = spw__calloc(optim->n_params, sizeof *optim->norm_runs);
-    optim->hyper = spw__calloc(optim->n_params, sizeof *optim->hyper);
-    bool made = optim->runs && optim->visit && optim->norm_runs && optim->hyper;
+    optim->takes_part = spw__calloc(optim->n_params, sizeof *optim->takes_part);
+    bool made = optim->runs && optim->visit && optim->norm_runs && optim->takes_part;
     return made ? make_kern_table(optim) : SPW_EHOSTMEM;
 }
 
@@ -142,14 +142,14 @@ void spw__optim_free_layout(spw_optim *optim)
     free(optim->runs);
     free(optim->visit);
     free(optim->norm_runs);
-    free(optim->hyper);
+    free(optim->takes_part);
     spw__kern_table_destroy(optim->table);
     optim->pieces = NULL;
     optim->page_first = NULL;
     optim->runs = NULL;
     optim->visit = NULL;
     optim->norm_runs = NULL;
-    optim->hyper = NULL;
+    optim->takes_part = NULL;
     optim->table = NULL;
     optim->n_pieces = optim->piece_capacity = 0;
     optim->n_pages = 0;

@@ -102,6 +102,7 @@ void spw_optim_destroy(spw_optim *optim)
         free(optim->params[i].name);
     free(optim->params);
     free(optim->groups);
+    free(optim->hyper);
     free(optim);
 }
 
@@ -113,6 +114,9 @@ int spw_optim_add_group(spw_optim *optim, const spw_group *group)
     if (rc == 0)
         rc = spw__grow(&optim->groups, &optim->group_capacity, optim->n_groups + 1,
                        sizeof *optim->groups);
+    if (rc == 0)
+        rc = spw__grow(&optim->hyper, &optim->hyper_capacity, optim->n_groups + 1,
+                       sizeof *optim->hyper);
     if (rc < 0)
         return rc;
     optim->groups[optim->n_groups] = *group;

@@ -62,8 +62,10 @@ struct spw_optim {
     spw__update_run *runs;    /* [n_pieces] */
     uint64_t *visit;          /* [n_pages]: pages of the step under way */
     spw__norm_run *norm_runs; /* [n_params] */
-    spw__hyper *hyper;        /* [n_params], of the step under way */
-    spw__step_table *table;   /* progress, constants and verdict; NULL until the layout is made */
+    spw__hyper *hyper;        /* [n_groups], of the step under way */
+    size_t hyper_capacity;
+    uint32_t *takes_part;   /* [n_params]: its group in this step, or SPW__SITS_OUT */
+    spw__step_table *table; /* progress, constants and verdict; NULL until the layout is made */
 };
 
 /* layout.c: fixes the layout and tells the pager; once. Nothing changed on error. */

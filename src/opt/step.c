@@ -39,15 +39,17 @@ int spw_optim_grad_norm(spw_optim *optim, double *norm)
 
 static void fill_hyper(spw_optim *optim, double lr)
 {
-    for (size_t i = 0; i < optim->n_params; i++) {
-        const spw__param *param = &optim->params[i];
-        const spw_group *group = &optim->groups[param->group];
+    for (size_t i = 0; i < optim->n_groups; i++) {
+        const spw_group *group = &optim->groups[i];
         optim->hyper[i] = (spw__hyper){.lr = lr * group->lr_scale,
                                        .beta1 = group->beta1,
                                        .beta2 = group->beta2,
                                        .eps = group->eps,
-                                       .weight_decay = group->weight_decay,
-                                       .takes_part = takes_part(param)};
+                                       .weight_decay = group->weight_decay};
+    }
+    for (size_t i = 0; i < optim->n_params; i++) {
+        const spw__param *param = &optim->params[i];
+        optim->takes_part[i] = takes_part(param) ? param->group : SPW__SITS_OUT;
     }
 }
 
@@ -56,6 +58,8 @@ static int begin(spw_optim *optim, const spw_step *step)
 {
     fill_hyper(optim, step->lr);
     spw__step_request begun = {.hyper = optim->hyper,
+                               .groups = optim->takes_part,
+                               .n_groups = optim->n_groups,
                                .norm_runs = optim->norm_runs,
                                .n_norm_runs = step->max_norm > 0 ? fill_norm_runs(optim) : 0,
                                .max_norm = step->max_norm,

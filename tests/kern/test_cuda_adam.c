@@ -37,7 +37,8 @@ typedef struct pair {
     tensor *tensors;
     uint64_t n;
     spw__norm_run *norm_runs[2]; /* on the cpu, on the cuda device */
-    spw__hyper *hyper;
+    spw__hyper *hyper;           /* one a tensor */
+    uint32_t *groups;            /* tensor i is in group i, or sits out */
     uint64_t random;
 } pair;
 
@@ -159,7 +160,10 @@ static void open_pair(pair *w, int kind, uint64_t n)
     assert_int_equal(spw_device_open("cuda:0", NULL, &w->cuda), 0);
     w->tensors = calloc(w->n, sizeof *w->tensors);
     w->hyper = calloc(w->n, sizeof *w->hyper);
-    assert_true(w->tensors && w->hyper);
+    w->groups = calloc(w->n, sizeof *w->groups);
+    assert_true(w->tensors && w->hyper && w->groups);
+    for (uint64_t i = 0; i < w->n; i++)
+        w->groups[i] = (uint32_t)i;
     for (uint64_t i = 0; i < w->n; i++)
         make_tensor(w, &w->tensors[i], n ? kind : (int)(i % N_KINDS), n ? n : sizes[i / N_KINDS]);
     w->norm_runs[0] = norm_runs_of(w, false);
@@ -175,6 +179,7 @@ static void close_pair(pair *w)
         free_tensor(w, &w->tensors[i]);
     free(w->tensors);
     free(w->hyper);
+    free(w->groups);
     free(w->norm_runs[0]);
     free(w->norm_runs[1]);
     spw_device_close(w->cuda);
@@ -220,7 +225,7 @@ static void step_on(const pair *w, uint64_t split, bool on_cuda, void *stream)
     spw__update_run *runs = calloc(capacity, sizeof *runs);
     assert_non_null(runs);
     for (uint64_t i = 0; i < w->n; i++) {
-        uint64_t n = w->hyper[i].takes_part ? w->tensors[i].n : 0;
+        uint64_t n = w->groups[i] == SPW__SITS_OUT ? 0 : w->tensors[i].n;
         for (uint64_t at = 0; at < n; at += split)
             runs[n_runs++] = run_of(w, i, at, at + split < n ? at + split : n, on_cuda);
     }
@@ -233,6 +238,8 @@ static void step_on(const pair *w, uint64_t split, bool on_cuda, void *stream)
 static void begin_both(pair *w, double max_norm, void *stream)
 {
     spw__step_request step = {.hyper = w->hyper,
+                              .groups = w->groups,
+                              .n_groups = w->n,
                               .norm_runs = w->norm_runs[0],
                               .n_norm_runs = w->n,
                               .max_norm = max_norm,
@@ -261,7 +268,8 @@ static void step_both(pair *w, int step, uint64_t split, double max_norm)
 {
     void *stream = step % 2 ? w->cuda->streams[SPW__DEV_IN] : NULL;
     for (uint64_t i = 0; i < w->n; i++) {
-        w->hyper[i].takes_part = w->n == 1 || (i + (uint64_t)step) % 7 != 0;
+        bool takes_part = w->n == 1 || (i + (uint64_t)step) % 7 != 0;
+        w->groups[i] = takes_part ? (uint32_t)i : SPW__SITS_OUT;
         new_gradient(w, &w->tensors[i], step == BAD_STEP && i == w->n / 2);
     }
     begin_both(w, max_norm, stream);
@@ -325,6 +333,8 @@ static void a_loss_scale_and_found_inf_are_read_on_the_device(void **state)
         float told[2] = {512.0f, (float)i};
         assert_int_equal(spw__dev_copy_now(w.cuda, memory, told, sizeof told), 0);
         spw__step_request step = {.hyper = w.hyper,
+                                  .groups = w.groups,
+                                  .n_groups = w.n,
                                   .norm_runs = w.norm_runs[0],
                                   .n_norm_runs = w.n,
                                   .max_norm = 1.0,
@@ -365,8 +375,6 @@ static void progress_can_be_set_behind_a_step(void **state)
     const spw__param_progress other = {.beta1_power = 0.5, .beta2_power = 0.25, .step = 9};
     pair w;
     open_pair(&w, 0, 0);
-    for (uint64_t i = 0; i < w.n; i++)
-        w.hyper[i].takes_part = 1;
     begin_both(&w, 1.0, w.cuda->streams[SPW__DEV_OUT]);
     assert_int_equal(spw__kern_table_set(w.cpu_table, 3, &other), 0);
     assert_int_equal(spw__kern_table_set(w.cuda_table, 3, &other), 0);
@@ -383,7 +391,6 @@ static void steps_queue_up(void **state)
     open_pair(&w, 0, 0);
     seed(5);
     for (uint64_t i = 0; i < w.n; i++) {
-        w.hyper[i].takes_part = 1;
         new_gradient(&w, &w.tensors[i], false);
     }
     for (int step = 0; step < 4 * STEPS; step++) {
@@ -437,10 +444,16 @@ static void the_norm_of_a_large_tensor_has_the_cpus_bits(void **state)
 /* The first thing that fails, from the module's load to the step's end. */
 static int step_alone(spw_device *device, const spw__update_run *run, spw__step_table **table)
 {
-    spw__hyper hyper = {.lr = 1, .beta1 = 0.9, .beta2 = 0.9, .eps = 1, .takes_part = 1};
+    spw__hyper hyper = {.lr = 1, .beta1 = 0.9, .beta2 = 0.9, .eps = 1};
+    uint32_t group = 0;
     spw__norm_run norm_run = {run->g, run->n, run->g_type};
-    spw__step_request step = {
-        .hyper = &hyper, .norm_runs = &norm_run, .n_norm_runs = 1, .max_norm = 1, .grad_scale = 1};
+    spw__step_request step = {.hyper = &hyper,
+                              .groups = &group,
+                              .n_groups = 1,
+                              .norm_runs = &norm_run,
+                              .n_norm_runs = 1,
+                              .max_norm = 1,
+                              .grad_scale = 1};
     spw__update_run runs[40];
     double norm;
     int rc = spw__kern_table_create(device, 1, 1, table);

@@ -204,7 +204,8 @@ static void touch_begin(const standin_launch *launch, standin_touches *t)
 {
     const spw__gpu_begin_args *args = (const void *)launch->args;
     require(launch, launch->grid == 1, "the grid is not one thread block");
-    standin__touch(t, args->hyper, args->n_params * sizeof *args->hyper, false);
+    standin__touch(t, args->hyper, args->n_groups * sizeof *args->hyper, false);
+    standin__touch(t, args->groups, args->n_params * sizeof *args->groups, false);
     standin__touch(t, args->progress, args->n_params * sizeof *args->progress, true);
     standin__touch(t, args->consts, args->n_params * sizeof *args->consts, true);
     standin__touch(t, args->verdict, sizeof *args->verdict, true);
@@ -234,9 +235,9 @@ static void play_begin(const standin_launch *launch)
     const spw__gpu_begin_args *args = (const void *)launch->args;
     spw__verdict verdict = *args->verdict = judge(args);
     for (uint64_t i = 0; i < args->n_params; i++) {
-        const spw__hyper *hyper = &args->hyper[i];
-        if (!hyper->takes_part)
+        if (args->groups[i] == SPW__SITS_OUT)
             continue;
+        const spw__hyper *hyper = &args->hyper[args->groups[i]];
         if (verdict.skip) {
             args->consts[i].skip = 1;
             continue;

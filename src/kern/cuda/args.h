@@ -52,12 +52,13 @@ typedef struct spw__gpu_norm_args {
 } spw__gpu_norm_args;
 
 typedef struct spw__gpu_begin_args {
-    const spw__hyper *hyper; /* [n_params] */
+    const spw__hyper *hyper; /* by group */
+    const uint32_t *groups;  /* [n_params], or SPW__SITS_OUT */
     spw__param_progress *progress;
     spw__adam_consts *consts;
     spw__verdict *verdict;
     const double *tensors; /* sums of squares */
-    uint64_t n_params, n_tensors;
+    uint64_t n_params, n_groups, n_tensors;
     double max_norm, grad_scale;
     const float *loss_scale, *found_inf; /* NULL: not given */
 } spw__gpu_begin_args;

@@ -55,9 +55,9 @@ extern "C" __global__ void __launch_bounds__(SPW__GPU_NORM_THREADS)
     }
     __syncthreads();
     for (uint64_t i = threadIdx.x; i < args.n_params; i += SPW__GPU_NORM_THREADS) {
-        const spw__hyper *hyper = &args.hyper[i];
-        if (!hyper->takes_part)
+        if (args.groups[i] == SPW__SITS_OUT)
             continue;
+        const spw__hyper *hyper = &args.hyper[args.groups[i]];
         if (verdict.skip) {
             args.consts[i].skip = 1;
             continue;
