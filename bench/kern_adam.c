@@ -113,10 +113,10 @@ static int measure(bench *b, spw_type type, bool is_8bit)
     if (prepare(b, type, is_8bit) < 0)
         return -1;
     double triad = spw__triad_gbs(b->device.pool);
-    spw__kern_update(&b->device, &b->run, 1, NULL);
+    spw__kern_update(&b->device, SPW_ADAMW, &b->run, 1, NULL);
     for (int i = 0; i < b->steps; i++) {
         double begin = seconds();
-        spw__kern_update(&b->device, &b->run, 1, NULL);
+        spw__kern_update(&b->device, SPW_ADAMW, &b->run, 1, NULL);
         gbs[i] = bytes_moved(b) * 1e-9 / (seconds() - begin);
     }
     triad = (triad + spw__triad_gbs(b->device.pool)) / 2;

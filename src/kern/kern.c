@@ -73,7 +73,8 @@ int spw__kern_norm(spw__step_table *table, const spw__norm_run *runs, uint64_t n
     return table->ops->norm(table, runs, n_runs, norm);
 }
 
-int spw__kern_update(spw_device *device, const spw__update_run *runs, uint64_t n_runs, void *stream)
+int spw__kern_update(spw_device *device, spw_rule rule, const spw__update_run *runs,
+                     uint64_t n_runs, void *stream)
 {
-    return n_runs ? ops_of(device)->update(device, runs, n_runs, stream) : 0;
+    return n_runs ? ops_of(device)->update(device, rule, runs, n_runs, stream) : 0;
 }

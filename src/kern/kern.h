@@ -20,7 +20,19 @@ enum {
     SPW__BLOCK = 256,  /* elements that share an absmax */
     SPW__SPLIT = 4096, /* runs of one tensor are split at multiples of this */
     SPW__TYPES = 3,    /* of spw_type */
+    SPW__RULES = 4,    /* of spw_rule */
 };
+
+/* Which moments beside m a rule keeps. */
+static inline bool spw__rule_has_v(spw_rule rule)
+{
+    return rule != SPW_LION;
+}
+
+static inline bool spw__rule_has_m_slow(spw_rule rule)
+{
+    return rule == SPW_ADEMAMIX;
+}
 
 static inline uint64_t spw__type_bytes(spw_type type)
 {
@@ -30,6 +42,11 @@ static inline uint64_t spw__type_bytes(spw_type type)
 /* Hyper-parameters of one step, for all parameters of a group. */
 typedef struct spw__hyper {
     double lr, beta1, beta2, eps, weight_decay;
+    double beta3, alpha;         /* AdEMAMix, at the end of their schedules */
+    double log_beta1, log_beta3; /* natural logarithms; read if t_beta3 is not 0 */
+    uint64_t t_alpha, t_beta3;   /* steps of the schedules; 0: none */
+    spw_rule rule;
+    spw_decay decay;
 } spw__hyper;
 
 /* In place of a group's number: no gradient in this step, nothing of the parameter changes. */
@@ -58,11 +75,16 @@ typedef struct spw__adam_consts {
     uint32_t lerp_from_m; /* all ones: from m; 0: from g */
     float beta2;
     float one_minus_beta2;
-    float step_size;      /* lr / (1 - beta1^t) */
+    float step_size;      /* lr / (1 - beta1^t); Lion, AdEMAMix: lr */
     float root_bias2;     /* sqrt(1 - beta2^t): v_hat's root is sqrt(v) / root_bias2 */
     float inv_root_bias2; /* its reciprocal */
     float eps;
-    float decay;   /* 1 - lr * weight_decay */
+    float decay;                         /* 1 - lr * weight_decay, or 1 */
+    float decay_after;                   /* likewise, where decay comes after the update */
+    float l2;                            /* weight_decay, where it is added to the gradient */
+    float beta1, one_minus_beta1;        /* Lion, AdEMAMix */
+    float beta3, one_minus_beta3, alpha; /* AdEMAMix: in this step */
+    float bias1, inv_bias1;              /* AdEMAMix: 1 - beta1^t and its reciprocal */
     uint32_t skip; /* 1: change nothing; for devices whose verdict the host does not know */
     uint32_t mild; /* 1: in the ranges that cuda/exact.cuh assumes; set and read on a GPU alone */
 } spw__adam_consts;
@@ -73,8 +95,10 @@ typedef struct spw__adam_consts {
 typedef struct spw__update_run {
     void *p;                    /* n elements of p_type */
     const void *g;              /* n elements of g_type */
-    void *m, *v;                /* n floats, or n codes */
-    float *absmax_m, *absmax_v; /* ceil(n / SPW__BLOCK) floats; NULL: 32-bit state */
+    void *m, *v;                /* n floats, or n codes; v NULL: the rule has none */
+    float *absmax_m, *absmax_v; /* ceil(n / SPW__BLOCK) floats; NULL: 32-bit state, or no v */
+    void *m_slow;               /* as m; NULL: the rule has none */
+    float *absmax_m_slow;
     uint64_t n;
     const spw__adam_consts *consts;
     spw_type p_type, g_type;
@@ -138,9 +162,11 @@ uint64_t spw__kern_norm_blocks(const spw__norm_run *runs, uint64_t n_runs);
 int spw__kern_norm(spw__step_table *table, const spw__norm_run *runs, uint64_t n_runs,
                    double *norm);
 
-/* AdamW over all runs, on the device's stream. Returns 0 or an error of the launch. */
-int spw__kern_update(spw_device *device, const spw__update_run *runs, uint64_t n_runs,
-                     void *stream);
+/* One rule over all runs, on the device's stream. SPW_ADAM serves AdamW too, with the same bits,
+ * and is needed where a run's constants have l2 or decay_after; SPW_ADAMW, which reads neither, is
+ * quicker. Returns 0 or an error of the launch. */
+int spw__kern_update(spw_device *device, spw_rule rule, const spw__update_run *runs,
+                     uint64_t n_runs, void *stream);
 
 /* One implementation: what the functions above do on one kind of device. */
 typedef struct spw__kern_ops {
@@ -153,7 +179,8 @@ typedef struct spw__kern_ops {
     int (*table_get)(spw__step_table *table, uint64_t param, spw__param_progress *progress);
     int (*table_set)(spw__step_table *table, uint64_t param, const spw__param_progress *progress);
     int (*norm)(spw__step_table *table, const spw__norm_run *runs, uint64_t n_runs, double *norm);
-    int (*update)(spw_device *device, const spw__update_run *runs, uint64_t n_runs, void *stream);
+    int (*update)(spw_device *device, spw_rule rule, const spw__update_run *runs, uint64_t n_runs,
+                  void *stream);
 } spw__kern_ops;
 
 struct spw__step_table {

@@ -51,14 +51,20 @@ static span span_of(uint64_t n, uint64_t start, uint64_t from, uint64_t to)
     return (span){.first = first, .n = last - first};
 }
 
-/* ---------------------------------------------------------------------------------- AdamW -- */
+/* --------------------------------------------------------------------------------- update -- */
 
 typedef struct update_work {
     const spw__update_run *runs;
     const spw__loops *loops;
     const spw__code_maps *maps;
     split split;
+    spw_rule rule;
 } update_work;
+
+static float *absmax_of_part(float *absmax, span s)
+{
+    return absmax ? absmax + s.first / SPW__BLOCK : NULL;
+}
 
 static spw__update_run part_of_run(const spw__update_run *run, span s)
 {
@@ -67,21 +73,24 @@ static spw__update_run part_of_run(const spw__update_run *run, span s)
     part.p = (char *)run->p + s.first * spw__type_bytes(run->p_type);
     part.g = (const char *)run->g + s.first * spw__type_bytes(run->g_type);
     part.m = (char *)run->m + s.first * state_bytes;
-    part.v = (char *)run->v + s.first * state_bytes;
-    if (run->absmax_m) {
-        part.absmax_m += s.first / SPW__BLOCK;
-        part.absmax_v += s.first / SPW__BLOCK;
-    }
+    part.v = run->v ? (char *)run->v + s.first * state_bytes : NULL;
+    part.m_slow = run->m_slow ? (char *)run->m_slow + s.first * state_bytes : NULL;
+    part.absmax_m = absmax_of_part(run->absmax_m, s);
+    part.absmax_v = absmax_of_part(run->absmax_v, s);
+    part.absmax_m_slow = absmax_of_part(run->absmax_m_slow, s);
     part.n = s.n;
     return part;
 }
 
 static void update_part(const update_work *work, const spw__update_run *part)
 {
+    const spw__loops *loops = work->loops;
+    bool is_adamw = work->rule == SPW_ADAMW;
     if (part->absmax_m)
-        work->loops->adam8[part->p_type][part->g_type](part, work->maps);
+        (is_adamw ? loops->adam8[part->p_type][part->g_type]
+                  : loops->rule8[work->rule])(part, work->maps);
     else
-        work->loops->adam32[part->p_type][part->g_type](part);
+        (is_adamw ? loops->adam32[part->p_type][part->g_type] : loops->rule32[work->rule])(part);
 }
 
 static void update_task(void *context, size_t index)
@@ -99,8 +108,8 @@ static void update_task(void *context, size_t index)
     }
 }
 
-static int cpu_update(spw_device *device, const spw__update_run *runs, uint64_t n_runs,
-                      void *stream)
+static int cpu_update(spw_device *device, spw_rule rule, const spw__update_run *runs,
+                      uint64_t n_runs, void *stream)
 {
     (void)stream; /* the cpu device is always done on return */
     uint64_t n_blocks = 0;
@@ -111,6 +120,7 @@ static int cpu_update(spw_device *device, const spw__update_run *runs, uint64_t 
         .loops = spw__loops_get(),
         .maps = spw__code_maps_get(),
         .split = split_of(device, n_blocks),
+        .rule = rule,
     };
     spw__pool_run(device->pool, work.split.n_tasks, update_task, &work);
     return 0;

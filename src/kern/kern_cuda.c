@@ -39,6 +39,7 @@ typedef struct cuda_kern {
     spw__cuda *cuda;
     CUmodule module;
     CUfunction adam[KINDS];
+    CUfunction rules[SPW__RULES][2]; /* 32-bit state, 8-bit; none for SPW_ADAMW */
     CUfunction norm_groups, norm_tensors, norm_total, begin;
     void *maps;     /* spw__code_maps on the device */
     spw__lock lock; /* guards the feed: held from taking a buffer to its launch */
@@ -86,12 +87,24 @@ static int get_adam(cuda_kern *kern, int kind)
     return get_function(kern, name, &kern->adam[kind]);
 }
 
+static int get_rule(cuda_kern *kern, spw_rule rule)
+{
+    static const char *const names[SPW__RULES] = {NULL, "adam_any", "lion", "ademamix"};
+    char name[32];
+    (void)snprintf(name, sizeof name, "spw_%s32", names[rule]);
+    int rc = get_function(kern, name, &kern->rules[rule][0]);
+    (void)snprintf(name, sizeof name, "spw_%s8", names[rule]);
+    return rc < 0 ? rc : get_function(kern, name, &kern->rules[rule][1]);
+}
+
 /* In the context. */
 static int load_module(cuda_kern *kern)
 {
     int rc = SPW__CUDA_TRY(kern->cuda, cuModuleLoadData(&kern->module, spw__kernels_fatbin));
     for (int kind = 0; rc == 0 && kind < KINDS; kind++)
         rc = get_adam(kern, kind);
+    for (int rule = SPW_ADAMW + 1; rc == 0 && rule < SPW__RULES; rule++)
+        rc = get_rule(kern, (spw_rule)rule);
     if (rc == 0)
         rc = get_function(kern, "spw_norm_groups", &kern->norm_groups);
     if (rc == 0)
@@ -188,7 +201,7 @@ static int start(cuda_kern *kern, launch l)
                                                     1, 1, 0, l.stream, params, NULL));
 }
 
-/* ---------------------------------------------------------------------------------- AdamW -- */
+/* --------------------------------------------------------------------------------- update -- */
 
 typedef struct run_batch {
     cuda_kern *kern;
@@ -257,7 +270,9 @@ static int add_run(run_batch *batch, const spw__update_run *run)
                             .absmax_v = run->absmax_v,
                             .n = run->n,
                             .consts = run->consts,
-                            .first_tile = batch->args.n_tiles};
+                            .first_tile = batch->args.n_tiles,
+                            .m_slow = run->m_slow,
+                            .absmax_m_slow = run->absmax_m_slow};
     batch->args.n_runs++;
     batch->args.n_tiles += run->n / SPW__GPU_TILE + (run->n % SPW__GPU_TILE != 0);
     return 0;
@@ -268,39 +283,51 @@ static int kind_of(const spw__update_run *run)
     return (run->absmax_m ? PAIRS : 0) + (int)run->p_type * SPW__TYPES + (int)run->g_type;
 }
 
-static int update_kind(cuda_kern *kern, int kind, const spw__update_run *runs, uint64_t n_runs,
-                       void *stream)
+/* What one call to cuda_update is to do. */
+typedef struct updating {
+    cuda_kern *kern;
+    const spw__update_run *runs;
+    uint64_t n_runs;
+    void *stream;
+    spw_rule rule;
+} updating;
+
+static int update_kind(const updating *u, int kind)
 {
+    cuda_kern *kern = u->kern;
+    bool is_8bit = kind >= PAIRS, is_adamw = u->rule == SPW_ADAMW;
     run_batch batch = {.kern = kern,
-                       .function = kern->adam[kind],
-                       .is_8bit = kind >= PAIRS,
-                       .stream = stream,
-                       .args = {.maps = kern->maps}};
+                       .function = is_adamw ? kern->adam[kind] : kern->rules[u->rule][is_8bit],
+                       .is_8bit = is_8bit,
+                       .stream = u->stream,
+                       .args = {.maps = kern->maps,
+                                .p_type = (uint32_t)(kind / SPW__TYPES % SPW__TYPES),
+                                .g_type = (uint32_t)(kind % SPW__TYPES)}};
     int rc = 0;
-    for (uint64_t i = 0; rc == 0 && i < n_runs; i++)
-        if (kind_of(&runs[i]) == kind && runs[i].n)
-            rc = add_run(&batch, &runs[i]);
+    for (uint64_t i = 0; rc == 0 && i < u->n_runs; i++)
+        if (kind_of(&u->runs[i]) == kind && u->runs[i].n)
+            rc = add_run(&batch, &u->runs[i]);
     return rc < 0 ? rc : flush(&batch);
 }
 
-static int cuda_update(spw_device *device, const spw__update_run *runs, uint64_t n_runs,
-                       void *stream)
+static int cuda_update(spw_device *device, spw_rule rule, const spw__update_run *runs,
+                       uint64_t n_runs, void *stream)
 {
-    cuda_kern *kern;
-    int rc = kern_get(device, &kern);
+    updating u = {.runs = runs, .n_runs = n_runs, .stream = stream, .rule = rule};
+    int rc = kern_get(device, &u.kern);
     if (rc == 0)
-        rc = spw__cuda_enter(kern->cuda);
+        rc = spw__cuda_enter(u.kern->cuda);
     if (rc < 0)
         return rc;
     unsigned kinds = 0;
     for (uint64_t i = 0; i < n_runs; i++)
         kinds |= 1u << kind_of(&runs[i]);
-    spw__lock_take(&kern->lock);
+    spw__lock_take(&u.kern->lock);
     for (int kind = 0; rc == 0 && kind < KINDS; kind++)
         if (kinds >> kind & 1)
-            rc = update_kind(kern, kind, runs, n_runs, stream);
-    spw__lock_drop(&kern->lock);
-    spw__cuda_leave(kern->cuda);
+            rc = update_kind(&u, kind);
+    spw__lock_drop(&u.kern->lock);
+    spw__cuda_leave(u.kern->cuda);
     return rc;
 }
 

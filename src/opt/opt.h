@@ -7,9 +7,10 @@
  * Called through spillway.h, by one thread at a time.
  *
  * Layout. Parameters follow one another in order of registration. A piece is a run of one
- * parameter's elements inside one page: its m, v and (8-bit) absmax of m and of v, each part
- * beginning at a multiple of 64 bytes. A parameter is cut at multiples of SPW__SPLIT elements, so
- * a piece is the same work whatever the page size. Many small parameters share a page.
+ * parameter's elements inside one page: the moments that the rule keeps and (8-bit) the absmax of
+ * each, in spw_part's order, each part beginning at a multiple of 64 bytes. A parameter is cut at
+ * multiples of SPW__SPLIT elements, so a piece is the same work whatever the page size. Many small
+ * parameters share a page.
  *
  * Files: opt.c (life, parameters, groups), layout.c (pieces), step.c (a step), part.c (state out
  * and in).
@@ -19,6 +20,8 @@
 
 #include "kern/kern.h"
 #include "pager/pager.h"
+
+enum { SPW__PARTS = 6 /* of spw_part */ };
 
 typedef struct spw__param {
     char *name;
@@ -42,8 +45,8 @@ typedef struct spw__piece {
 
 /* Where the parts of a piece begin, bytes from its offset; `end` is its size. */
 typedef struct spw__parts {
-    uint64_t at[4];    /* by spw_part */
-    uint64_t bytes[4]; /* 0: the piece has no such part */
+    uint64_t at[SPW__PARTS];    /* by spw_part */
+    uint64_t bytes[SPW__PARTS]; /* 0: the piece has no such part */
     uint64_t end;
 } spw__parts;
 
@@ -71,6 +74,6 @@ struct spw_optim {
 /* layout.c: fixes the layout and tells the pager; once. Nothing changed on error. */
 int spw__optim_lay_out(spw_optim *optim);
 void spw__optim_free_layout(spw_optim *optim);
-spw__parts spw__piece_parts(bool is_8bit, uint64_t n);
+spw__parts spw__piece_parts(spw_rule rule, bool is_8bit, uint64_t n);
 
 #endif

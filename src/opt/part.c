@@ -9,7 +9,7 @@ static int check(const spw_optim *optim, uint64_t index, spw_part part)
 {
     if (!optim || index >= optim->n_params)
         return spw__error(SPW_EINVAL, "there is no parameter %" PRIu64, index);
-    if ((unsigned)part > SPW_PART_ABSMAX_V)
+    if ((unsigned)part >= SPW__PARTS)
         return spw__error(SPW_EINVAL, "part %d is none of spw_part", (int)part);
     return 0;
 }
@@ -20,7 +20,7 @@ int64_t spw_optim_part_bytes(spw_optim *optim, uint64_t index, spw_part part)
     if (rc < 0)
         return rc;
     const spw__param *param = &optim->params[index];
-    return (int64_t)spw__piece_parts(param->is_8bit, param->n).bytes[part];
+    return (int64_t)spw__piece_parts(optim->config.rule, param->is_8bit, param->n).bytes[part];
 }
 
 /* What to do with one piece of the part. */
@@ -39,7 +39,7 @@ static int move_part(spw_optim *optim, uint64_t index, spw_part part, char *host
     const spw__param *param = &optim->params[index];
     for (uint64_t i = 0; rc == 0 && i < param->n_pieces; i++) {
         const spw__piece *piece = &optim->pieces[param->first_piece + i];
-        spw__parts parts = spw__piece_parts(param->is_8bit, piece->n);
+        spw__parts parts = spw__piece_parts(optim->config.rule, param->is_8bit, piece->n);
         rc = move(optim->pager, piece->page, piece->offset + parts.at[part], host,
                   parts.bytes[part]);
         host += parts.bytes[part];

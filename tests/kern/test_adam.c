@@ -238,7 +238,7 @@ static void step_in_runs(tensor *tensors, int n_tensors, uint64_t split, unsigne
             assert_true(n_runs < 512);
             runs[n_runs++] = run_of(&tensors[t], at, end);
         }
-    assert_int_equal(spw__kern_update(&device, runs, n_runs, NULL), 0);
+    assert_int_equal(spw__kern_update(&device, SPW_ADAMW, runs, n_runs, NULL), 0);
     support_device_end(&device);
 }
 
@@ -274,7 +274,7 @@ static void step_alone(tensor *t)
 {
     spw_device device = support_device(1);
     spw__update_run run = run_of(t, 0, t->n);
-    assert_int_equal(spw__kern_update(&device, &run, 1, NULL), 0);
+    assert_int_equal(spw__kern_update(&device, SPW_ADAMW, &run, 1, NULL), 0);
     support_device_end(&device);
 }
 
@@ -563,7 +563,7 @@ static void no_runs_are_no_work(void **state)
 {
     (void)state;
     spw_device device = support_device(2);
-    assert_int_equal(spw__kern_update(&device, NULL, 0, NULL), 0);
+    assert_int_equal(spw__kern_update(&device, SPW_ADAMW, NULL, 0, NULL), 0);
     support_device_end(&device);
 }
 

@@ -9,7 +9,7 @@
 
 enum {
     SPW__GPU_TILE = SPW__SPLIT, /* elements that a thread block works on at a time */
-    SPW__GPU_THREADS = 256,     /* in a thread block of the AdamW kernels */
+    SPW__GPU_THREADS = 256,     /* in a thread block of the updates' kernels */
     SPW__GPU_BLOCKS_32 = 3,     /* thread blocks that a multiprocessor runs at once, 32-bit state */
     SPW__GPU_SHARES_32 = 16,    /* for each of them, so many in the grid: shares even out */
     SPW__GPU_BLOCKS_8 = 2,      /* 8-bit state: each fills its tables once, so none follows */
@@ -18,7 +18,7 @@ enum {
     SPW__GPU_NORM_THREADS = 1024 /* a warp for each of them */
 };
 
-/* A spw__update_run whose types are the kernel's. All pointers are the device's. */
+/* A spw__update_run whose types are the launch's. All pointers are the device's. */
 typedef struct spw__gpu_run {
     void *p;
     const void *g;
@@ -27,6 +27,8 @@ typedef struct spw__gpu_run {
     uint64_t n;
     const spw__adam_consts *consts;
     uint64_t first_tile; /* tiles of the runs before it */
+    void *m_slow;
+    float *absmax_m_slow;
 } spw__gpu_run;
 
 typedef struct spw__gpu_adam_args {
@@ -34,6 +36,7 @@ typedef struct spw__gpu_adam_args {
     const spw__code_maps *maps;
     uint64_t n_tiles;
     uint32_t n_runs;
+    uint32_t p_type, g_type; /* spw_type; AdamW's kernels have theirs in their names */
     spw__gpu_run few[SPW__GPU_FEW];
 } spw__gpu_adam_args;
 

@@ -1,9 +1,10 @@
 /*
  * kernels.cu - the element functions over runs, on a GPU. C with CUDA's keywords; -fmad=false.
  *
- * What it is not: it decides nothing and reduces nothing that the CPU reduces in another order. One
- * kernel for each pair of types and each kind of state, so that one launch serves every run of the
- * resident set (C++ templates write the nine out). A thread block takes its share of all tiles, in
+ * What it is not: it decides nothing and reduces nothing that the CPU reduces in another order.
+ * AdamW has a kernel for each pair of types and each kind of state, so that one launch serves every
+ * run of the resident set (C++ templates write the nine out); of the other rules' kernels each
+ * serves all types, which keeps the library small. A thread block takes its share of all tiles, in
  * a row: it finds the first one's run by bisection and walks on from there. Memory is touched once,
  * by 16 bytes a thread where elements are whole and aligned; what is left over has a path of its
  * own, so that the usual one has no branches.
@@ -11,6 +12,8 @@
 #include "kern/cuda/adam32.cuh"
 #include "kern/cuda/adam8.cuh"
 #include "kern/cuda/norm.cuh"
+#include "kern/cuda/rules32.cuh"
+#include "kern/cuda/rules8.cuh"
 
 /* ------------------------------------------------------------------------- a step's beginning --
  */
@@ -90,3 +93,11 @@ extern "C" __global__ void __launch_bounds__(SPW__GPU_NORM_THREADS)
 PARAMETER(fp32, float)
 PARAMETER(bf16, bf16)
 PARAMETER(fp16, fp16)
+
+#define RULE(name, rule)                                                                           \
+    KERNEL(spw_##name##32, rule32_tiles<rule>, SPW__GPU_BLOCKS_32)                                 \
+    KERNEL(spw_##name##8, rule8_tiles<rule>, SPW__GPU_BLOCKS_8)
+
+RULE(adam_any, SPW_ADAM)
+RULE(lion, SPW_LION)
+RULE(ademamix, SPW_ADEMAMIX)

@@ -3,6 +3,7 @@
 #include "kern/elements.h"
 #include "kern/loops/codes.h"
 #include "kern/loops/halves.h"
+#include "kern/loops/rules.h"
 
 #define SPW_JOIN2(a, b) a##b
 #define SPW_JOIN(a, b) SPW_JOIN2(a, b)
@@ -208,11 +209,27 @@ PARAMETER(fp32, SPW_FP32)
 PARAMETER(bf16, SPW_BF16)
 PARAMETER(fp16, SPW_FP16)
 
+#define RULE(name, rule)                                                                           \
+    static void name##32(const spw__update_run *run)                                               \
+    {                                                                                              \
+        rule32(run, rule);                                                                         \
+    }                                                                                              \
+    static void name##8(const spw__update_run *run, const spw__code_maps *maps)                    \
+    {                                                                                              \
+        rule8(run, maps, rule);                                                                    \
+    }
+
+RULE(adam_any, SPW_ADAM)
+RULE(lion, SPW_LION)
+RULE(ademamix, SPW_ADEMAMIX)
+
 #define ROW(kind, name) {kind##_##name##_fp32, kind##_##name##_bf16, kind##_##name##_fp16}
 
 const spw__loops SPW_JOIN(spw__loops_, SPW_LOOPS_SUFFIX) = {
     .name = SPW_TEXT(SPW_LOOPS_SUFFIX),
     .adam32 = {ROW(adam32, fp32), ROW(adam32, bf16), ROW(adam32, fp16)},
     .adam8 = {ROW(adam8, fp32), ROW(adam8, bf16), ROW(adam8, fp16)},
+    .rule32 = {[SPW_ADAM] = adam_any32, [SPW_LION] = lion32, [SPW_ADEMAMIX] = ademamix32},
+    .rule8 = {[SPW_ADAM] = adam_any8, [SPW_LION] = lion8, [SPW_ADEMAMIX] = ademamix8},
     .square_sum = {square_sum_fp32, square_sum_bf16, square_sum_fp16},
 };

@@ -11,7 +11,7 @@ enum {
     FIRST_8BIT = SPW__TYPES * SPW__TYPES,
     N_KINDS = 2 * FIRST_8BIT,
     MANY_RUNS = 4000, /* more than a buffer of the feed has room for */
-    ARRAYS = 6,       /* p, g, m, v, absmax_m, absmax_v */
+    ARRAYS = 8,       /* p, g, m, v, m_slow, then the absmax of these three */
     STEPS = 5,
     BAD_STEP = 2, /* its gradients are not finite */
 };
@@ -23,6 +23,7 @@ static bool has_standin;
 
 typedef struct tensor {
     uint64_t n;
+    spw_rule rule;
     spw_type p_type, g_type;
     bool is_8bit;
     unsigned char *host[ARRAYS]; /* the CPU steps on these */
@@ -36,6 +37,7 @@ typedef struct pair {
     spw__step_table *cuda_table, *cpu_table;
     tensor *tensors;
     uint64_t n;
+    spw_rule rule;
     spw__norm_run *norm_runs[2]; /* on the cpu, on the cuda device */
     spw__hyper *hyper;           /* one a tensor */
     uint32_t *groups;            /* tensor i is in group i, or sits out */
@@ -46,17 +48,15 @@ typedef struct pair {
 
 static uint64_t bytes_of(const tensor *t, int array)
 {
-    switch (array) {
-    case 0:
-        return t->n * spw__type_bytes(t->p_type);
-    case 1:
-        return t->n * spw__type_bytes(t->g_type);
-    case 2:
-    case 3:
+    int moment = (array - 2) % 3;
+    if (array < 2)
+        return t->n * spw__type_bytes(array ? t->g_type : t->p_type);
+    if ((moment == 1 && !spw__rule_has_v(t->rule)) ||
+        (moment == 2 && !spw__rule_has_m_slow(t->rule)))
+        return 0;
+    if (array < 5)
         return t->n * (t->is_8bit ? 1 : 4);
-    default:
-        return t->is_8bit ? (t->n + SPW__BLOCK - 1) / SPW__BLOCK * 4 : 0;
-    }
+    return t->is_8bit ? (t->n + SPW__BLOCK - 1) / SPW__BLOCK * 4 : 0;
 }
 
 static char *memory_of(const tensor *t, int array)
@@ -73,6 +73,7 @@ static void upload(const pair *w, const tensor *t, int array)
 static void make_tensor(pair *w, tensor *t, int kind, uint64_t n)
 {
     *t = (tensor){.n = n,
+                  .rule = w->rule,
                   .p_type = (spw_type)(kind % SPW__TYPES),
                   .g_type = (spw_type)(kind / SPW__TYPES % SPW__TYPES),
                   .is_8bit = kind >= FIRST_8BIT,
@@ -116,9 +117,10 @@ static void assert_same(const pair *w, const tensor *t, int step)
         assert_non_null(back);
         assert_int_equal(spw_device_copy(w->cuda, back, memory_of(t, i), bytes), 0);
         if (memcmp(back, t->host[i], bytes) != 0)
-            fail_msg("step %d: array %d of %llu elements (p %d, g %d, %s) is not the CPU's", step,
-                     i, (unsigned long long)t->n, t->p_type, t->g_type,
-                     t->is_8bit ? "8-bit" : "32-bit");
+            fail_msg(
+                "step %d: array %d of %llu elements (rule %d, p %d, g %d, %s) is not the CPU's",
+                step, i, (unsigned long long)t->n, t->rule, t->p_type, t->g_type,
+                t->is_8bit ? "8-bit" : "32-bit");
         free(back);
     }
 }
@@ -147,16 +149,27 @@ static void make_tables(pair *w)
                                    .beta1 = i % 4 ? 0.9 : 0.4,
                                    .beta2 = 0.999,
                                    .eps = 1e-8,
-                                   .weight_decay = 0.01 * (double)(i % 3)};
+                                   .weight_decay = 0.01 * (double)(i % 3),
+                                   .beta3 = 0.9999,
+                                   .alpha = 5,
+                                   .log_beta1 = log(i % 4 ? 0.9 : 0.4),
+                                   .log_beta3 = log(0.9999),
+                                   .t_alpha = i % 2 * 4,
+                                   .t_beta3 = i % 5 * 3,
+                                   .rule = w->rule,
+                                   .decay = (spw_decay)(i / 2 % 2)};
+        if (w->rule == SPW_ADAMW)
+            w->hyper[i].decay = SPW_DECAY_BEFORE; /* all that its kernels know */
         assert_int_equal(spw__kern_table_set(w->cpu_table, i, &start), 0);
         assert_int_equal(spw__kern_table_set(w->cuda_table, i, &start), 0);
     }
 }
 
 /* All kinds times all sizes; or one tensor of `n` elements and that kind. */
-static void open_pair(pair *w, int kind, uint64_t n)
+static void open_pair_of(pair *w, spw_rule rule, int kind, uint64_t n)
 {
-    *w = (pair){.random = 77 + n, .n = n ? 1 : N_KINDS * N_SIZES, .cpu = support_device(2)};
+    *w = (pair){
+        .rule = rule, .random = 77 + n, .n = n ? 1 : N_KINDS * N_SIZES, .cpu = support_device(2)};
     assert_int_equal(spw_device_open("cuda:0", NULL, &w->cuda), 0);
     w->tensors = calloc(w->n, sizeof *w->tensors);
     w->hyper = calloc(w->n, sizeof *w->hyper);
@@ -169,6 +182,11 @@ static void open_pair(pair *w, int kind, uint64_t n)
     w->norm_runs[0] = norm_runs_of(w, false);
     w->norm_runs[1] = norm_runs_of(w, true);
     make_tables(w);
+}
+
+static void open_pair(pair *w, int kind, uint64_t n)
+{
+    open_pair_of(w, SPW_ADAMW, kind, n);
 }
 
 static void close_pair(pair *w)
@@ -200,20 +218,23 @@ static spw__update_run run_of(const pair *w, uint64_t index, uint64_t first, uin
     char *at[ARRAYS];
     for (int i = 0; i < ARRAYS; i++)
         at[i] = on_cuda ? memory_of(t, i) : (char *)t->host[i];
-    uint64_t code = t->is_8bit ? 1 : 4;
-    spw__update_run run = {.p = at[0] + first * spw__type_bytes(t->p_type),
-                           .g = at[1] + first * spw__type_bytes(t->g_type),
-                           .m = at[2] + first * code,
-                           .v = at[3] + first * code,
-                           .n = last - first,
-                           .consts = spw__kern_table_consts(table, index),
-                           .p_type = t->p_type,
-                           .g_type = t->g_type};
-    if (t->is_8bit) {
-        run.absmax_m = (float *)(void *)at[4] + first / SPW__BLOCK;
-        run.absmax_v = (float *)(void *)at[5] + first / SPW__BLOCK;
+    for (int i = 2; i < ARRAYS; i++) {
+        uint64_t element = i < 5 && t->is_8bit ? 1 : 4;
+        uint64_t skipped = i < 5 ? first : first / SPW__BLOCK;
+        at[i] = bytes_of(t, i) ? at[i] + skipped * element : NULL;
     }
-    return run;
+    return (spw__update_run){.p = at[0] + first * spw__type_bytes(t->p_type),
+                             .g = at[1] + first * spw__type_bytes(t->g_type),
+                             .m = at[2],
+                             .v = at[3],
+                             .m_slow = at[4],
+                             .absmax_m = (float *)(void *)at[5],
+                             .absmax_v = (float *)(void *)at[6],
+                             .absmax_m_slow = (float *)(void *)at[7],
+                             .n = last - first,
+                             .consts = spw__kern_table_consts(table, index),
+                             .p_type = t->p_type,
+                             .g_type = t->g_type};
 }
 
 /* Every tensor that takes part, cut at multiples of `split`. */
@@ -230,7 +251,7 @@ static void step_on(const pair *w, uint64_t split, bool on_cuda, void *stream)
             runs[n_runs++] = run_of(w, i, at, at + split < n ? at + split : n, on_cuda);
     }
     spw_device *device = on_cuda ? w->cuda : (spw_device *)&w->cpu;
-    assert_int_equal(spw__kern_update(device, runs, n_runs, stream), 0);
+    assert_int_equal(spw__kern_update(device, w->rule, runs, n_runs, stream), 0);
     memset(runs, 0xEE, capacity * sizeof *runs); /* read before the call returned */
     free(runs);
 }
@@ -290,13 +311,14 @@ static void seed(uint64_t value)
         control.seed(value);
 }
 
-static void every_type_and_size_has_the_cpus_bits(void **state)
+static void every_rule_type_and_size_has_the_cpus_bits(void **state)
 {
     (void)state;
     const uint64_t splits[] = {256, 4096, 1 << 20};
-    for (uint64_t i = 0; i < 6; i++) {
+    for (uint64_t k = 0; k < UINT64_C(6) * SPW__RULES; k++) {
+        uint64_t i = k % 6;
         pair w;
-        open_pair(&w, 0, 0);
+        open_pair_of(&w, (spw_rule)(k / 6), 0, 0);
         seed(i);
         for (int step = 0; step < STEPS; step++)
             step_both(&w, step, splits[i / 2], i % 2 ? 3.0 : 0.0);
@@ -439,6 +461,30 @@ static void the_norm_of_a_large_tensor_has_the_cpus_bits(void **state)
     }
 }
 
+/* What a step's beginning sends fits one buffer of the feed, or is refused by name. */
+static void as_many_tensors_as_a_buffer_has_room_for(void **state)
+{
+    (void)state;
+    static uint32_t groups[70000];
+    spw__hyper hyper = {.lr = 1, .beta1 = 0.9, .beta2 = 0.9, .eps = 1};
+    spw__step_request step = {.hyper = &hyper, .groups = groups, .n_groups = 1, .grad_scale = 1};
+    for (uint64_t n = 65000; n <= 70000; n += 5000) {
+        spw_device *device;
+        spw__step_table *table;
+        spw__param_progress progress;
+        int wanted = n == 65000 ? 0 : SPW_ENOTSUP;
+        assert_int_equal(spw_device_open("cuda:0", NULL, &device), 0);
+        assert_int_equal(spw__kern_table_create(device, n, 0, &table), 0);
+        assert_int_equal(spw__kern_table_begin(table, &step), wanted);
+        if (wanted)
+            assert_non_null(strstr(spw_last_error(), "70000 parameter tensors in 1 groups"));
+        assert_int_equal(spw__kern_table_get(table, n - 1, &progress), 0);
+        assert_int_equal(progress.step, wanted ? 0 : 1);
+        spw__kern_table_destroy(table);
+        spw_device_close(device);
+    }
+}
+
 /* -------------------------------------------------------------------------------- failures -- */
 
 /* The first thing that fails, from the module's load to the step's end. */
@@ -468,7 +514,7 @@ static int step_alone(spw_device *device, const spw__update_run *run, spw__step_
         runs[i].consts = spw__kern_table_consts(*table, 0);
     }
     if (rc == 0)
-        rc = spw__kern_update(device, runs, 40, NULL);
+        rc = spw__kern_update(device, SPW_ADAMW, runs, 40, NULL);
     if (rc == 0)
         rc = spw__kern_norm(*table, &norm_run, 1, &norm);
     return rc == 0 ? spw_device_sync(device, NULL) : rc;
@@ -523,7 +569,7 @@ static void every_failing_call_is_named_and_leaks_nothing(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_type_and_size_has_the_cpus_bits),
+        cmocka_unit_test(every_rule_type_and_size_has_the_cpus_bits),
         cmocka_unit_test(a_step_with_a_bad_norm_changes_nothing),
         cmocka_unit_test(a_loss_scale_and_found_inf_are_read_on_the_device),
         cmocka_unit_test(more_runs_than_a_buffer_holds),
@@ -531,6 +577,7 @@ int main(void)
         cmocka_unit_test(steps_queue_up),
         cmocka_unit_test(the_norm_has_the_cpus_bits),
         cmocka_unit_test(the_norm_of_a_large_tensor_has_the_cpus_bits),
+        cmocka_unit_test(as_many_tensors_as_a_buffer_has_room_for),
         cmocka_unit_test(every_failing_call_is_named_and_leaks_nothing),
     };
     has_standin = standin_find(&control);
