@@ -69,6 +69,7 @@ def own_part(saved, param):
     if not _engine.is_sharded(param):
         return saved
     saved = {**saved, **saved.get(_state.NESTED, {})}
+    saved.pop(_state.NESTED, None)  # whole tensors, which parse would take instead
     result = {}
     for key, value in saved.items():
         is_part = isinstance(value, torch.Tensor) and value.ndim and not key.startswith("qmap")
