@@ -9,10 +9,9 @@ import weakref
 
 import torch
 
-from . import _lib
+from . import _lib, _state
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-_PARTS = ("m", "v", "absmax_m", "absmax_v")
 _ENOMEM = -2
 
 live = weakref.WeakSet()  # the engines of this process
@@ -78,12 +77,13 @@ class Slot:
 
     def parts(self):
         """The names of the parts of its state."""
-        return _PARTS[:4 if self.bits == 8 else 2]
+        moments = _state.MOMENTS[self.engine.rule]
+        return moments + tuple("absmax_" + m for m in moments) if self.bits == 8 else moments
 
     def read(self, name):
         """A part, copied out page by page: a CPU tensor, flat."""
         size = self.engine.optim.part_bytes(self.index, name)
-        codes = self.bits == 8 and name in ("m", "v")
+        codes = self.bits == 8 and not name.startswith("absmax")
         part = torch.empty(size if codes else size // 4,
                            dtype=torch.uint8 if codes else torch.float32)
         self.engine.optim.read_part(self.index, name, part.data_ptr(), size)
@@ -98,15 +98,17 @@ class Slot:
 
 class Engine:
     """`members`: (parameter, number of its group, bits of its state) in order of registration.
-    `pager_options`: fields of spw_pager_config. `group_options`: by number, fields of spw_group."""
+    `pager_options`: fields of spw_pager_config. `group_options`: by number, fields of spw_group.
+    `rule`: one of _state.MOMENTS."""
 
-    def __init__(self, where, members, pager_options, group_options):
+    def __init__(self, where, members, pager_options, group_options, rule):
         self.where = where
+        self.rule = rule
         self.is_cuda = where.type == "cuda"
         self.process = os.getpid()
         self.pager = _lib.Pager(device_of(where), **pager_options)
         try:
-            self.optim = _lib.Optim(self.pager)
+            self.optim = _lib.Optim(self.pager, rule=rule)
         except Exception:
             self.pager.close()
             raise
