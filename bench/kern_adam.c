@@ -27,7 +27,7 @@ typedef struct bench {
     spw_device device;
     uint64_t n;
     int steps;
-    spw__adam_run run;
+    spw__update_run run;
     void *memory;
     uint64_t memory_bytes;
 } bench;
@@ -80,7 +80,7 @@ static int prepare(bench *b, spw_type type, bool is_8bit)
     if (!at)
         return SPW_EHOSTMEM;
     memset(b->memory, 0, b->memory_bytes);
-    b->run = (spw__adam_run){.n = b->n, .consts = &consts, .p_type = type, .g_type = type};
+    b->run = (spw__update_run){.n = b->n, .consts = &consts, .p_type = type, .g_type = type};
     b->run.p = take(&at, b->n * spw__type_bytes(type));
     b->run.g = take(&at, b->n * spw__type_bytes(type));
     b->run.m = take(&at, b->n * state);
@@ -113,10 +113,10 @@ static int measure(bench *b, spw_type type, bool is_8bit)
     if (prepare(b, type, is_8bit) < 0)
         return -1;
     double triad = spw__triad_gbs(b->device.pool);
-    spw__kern_adam(&b->device, &b->run, 1, NULL);
+    spw__kern_update(&b->device, SPW_ADAMW, &b->run, 1, NULL);
     for (int i = 0; i < b->steps; i++) {
         double begin = seconds();
-        spw__kern_adam(&b->device, &b->run, 1, NULL);
+        spw__kern_update(&b->device, SPW_ADAMW, &b->run, 1, NULL);
         gbs[i] = bytes_moved(b) * 1e-9 / (seconds() - begin);
     }
     triad = (triad + spw__triad_gbs(b->device.pool)) / 2;

@@ -8,7 +8,8 @@
  *                arena of RAM that can run out.
  *   spw_pager    keeps optimizer state in a store (RAM or a file) and some of it on the device;
  *                gives device memory back the moment somebody else needs it.
- *   spw_optim    AdamW over registered parameters; its state lives in a pager.
+ *   spw_optim    AdamW, Adam, Lion or AdEMAMix over registered parameters; its state lives in a
+ *                pager.
  *
  *   spw_device *dev;  spw_pager *pager;  spw_optim *opt;
  *   spw_device_open("cpu", &device_config, &dev);
@@ -286,28 +287,54 @@ typedef enum spw_type {
 } spw_type;
 
 typedef enum spw_state {
-    SPW_STATE_32BIT = 0, /* m and v in fp32: 8 bytes a parameter */
-    SPW_STATE_8BIT = 1,  /* codes in blocks of 256 with an fp32 absmax each, 2.03 bytes; block-wise
+    SPW_STATE_32BIT = 0, /* moments in fp32: 4 bytes a parameter each */
+    SPW_STATE_8BIT = 1,  /* codes in blocks of 256 with an fp32 absmax each, 1.02 bytes; block-wise
                             dynamic quantisation, Dettmers et al., arXiv 2110.02861 */
 } spw_state;
 
-/* Hyper-parameters of a group of parameters. AdamW: Loshchilov and Hutter, arXiv 1711.05101, with
- * the order of torch.optim.AdamW: decay first, then the update. */
+/* What a step makes of a gradient, and which moments it keeps for that. */
+typedef enum spw_rule {
+    SPW_ADAMW = 0,    /* m and v. Loshchilov and Hutter, arXiv 1711.05101; as torch.optim.AdamW */
+    SPW_ADAM = 1,     /* the same, but weight_decay * p is added to the gradient (L2), as
+                         torch.optim.Adam does */
+    SPW_LION = 2,     /* m alone, so half the state: p moves by lr in the direction of
+                         sign(beta1 * m + (1 - beta1) * g), then m follows g by beta2. Chen et al.,
+                         arXiv 2302.06675; usual: beta2 0.99, a third of AdamW's lr */
+    SPW_ADEMAMIX = 3, /* m, v and a slow m: AdamW with m_hat + alpha * m_slow in place of m_hat.
+                         Pagliardini et al., arXiv 2409.03137 */
+} spw_rule;
+
+/* Where decoupled decay, p *= 1 - lr * weight_decay, stands in a step. */
+typedef enum spw_decay {
+    SPW_DECAY_BEFORE = 0, /* the update: torch's order */
+    SPW_DECAY_AFTER = 1,  /* the update: the order of bitsandbytes' Adam and AdEMAMix on a GPU */
+} spw_decay;
+
+/* Hyper-parameters of a group of parameters. What the optimizer's rule does not know is not read.
+ */
 typedef struct spw_group {
     uint32_t size;       /* sizeof(spw_group) */
-    uint32_t pad;        /* 0 */
+    spw_decay decay;     /* default SPW_DECAY_BEFORE; SPW_ADAM: not read */
     double lr_scale;     /* the step's lr is multiplied by this; default 1 */
     double beta1;        /* default 0.9 */
     double beta2;        /* default 0.999 */
     double eps;          /* default 1e-8 */
-    double weight_decay; /* default 0; decoupled: p *= 1 - lr * weight_decay */
+    double weight_decay; /* default 0 */
+    double beta3;        /* AdEMAMix: of m_slow; default 0.9999 */
+    double alpha;        /* AdEMAMix: weight of m_slow; default 5 */
+    uint64_t t_alpha;    /* AdEMAMix: steps of a parameter until alpha is reached, in a straight
+                            line from 0; default 0: at once */
+    uint64_t t_beta3;    /* AdEMAMix: steps until beta3 is reached, from beta1 (which is then above
+                            0) along a line of half-lives; default 0: at once */
 } spw_group;
 
 SPW_API void spw_group_default(spw_group *group);
 
 typedef struct spw_optim_config {
     uint32_t size;              /* sizeof(spw_optim_config) */
+    spw_rule rule;              /* default SPW_ADAMW */
     spw_state state;            /* default SPW_STATE_8BIT */
+    uint32_t pad;               /* 0 */
     uint64_t min_8bit_elements; /* smaller tensors keep 32-bit state; default 4096 */
     spw_group group;            /* group 0 */
 } spw_optim_config;
@@ -342,13 +369,13 @@ typedef struct spw_param {
     uint32_t bits;      /* of its state: 8 or 32 whatever its size; 0: by the optimizer's config */
 } spw_param;
 
-/* Registers a parameter, before the first step, norm, part of a state or spw_optim_lay_out, which fix
- * the layout; returns its index (0, 1, ... in order), or a negative error. SPW_EINVAL a bad field, or the
- * layout is fixed. */
+/* Registers a parameter, before the first step, norm, part of a state or spw_optim_lay_out, which
+ * fix the layout; returns its index (0, 1, ... in order), or a negative error. SPW_EINVAL a bad
+ * field, or the layout is fixed. */
 SPW_API int64_t spw_optim_add(spw_optim *optim, const spw_param *param);
 
-/* Fixes the layout and takes the store's space now, which the first step would: a full disk or a cap
- * that is too small is found before there is work to lose. No state goes to the device yet.
+/* Fixes the layout and takes the store's space now, which the first step would: a full disk or a
+ * cap that is too small is found before there is work to lose. No state goes to the device yet.
  * SPW_EHOSTMEM, SPW_ENOSPC: the store cannot hold the state; SPW_ENOMEM: the device has no room for
  * the tables of a step; nothing was changed, the call may be repeated. */
 SPW_API int spw_optim_lay_out(spw_optim *optim);
@@ -387,9 +414,8 @@ typedef struct spw_step {
  *
  * Non-finite gradients: with max_norm > 0 and a norm that is not finite, and where *found_inf says
  * so, the whole step is skipped (nothing changes, no step is counted, and spw_optim_info.skipped
- * says so); without clipping each
- * element whose gradient is not finite is skipped (its p, m and v stay; 8-bit m and v are carried
- * to their block's new absmax), the others are updated.
+ * says so); without clipping each element whose gradient is not finite is skipped (its p and
+ * moments stay; 8-bit moments are carried to their block's new absmax), the others are updated.
  *
  * SPW_ENOMEM: the first step could not place the ring (or, with SPW_PAGING_OFF, the state);
  * nothing was changed, the call may be repeated. SPW_EHOSTMEM, SPW_ENOSPC: the store cannot hold
@@ -417,12 +443,14 @@ SPW_API int spw_optim_info_get(spw_optim *optim, spw_optim_info *info);
 /* The parts of one parameter's state. */
 typedef enum spw_part {
     SPW_PART_M = 0,        /* first moment: n floats, or n codes (uint8) when 8-bit */
-    SPW_PART_V = 1,        /* second moment, likewise */
+    SPW_PART_V = 1,        /* second moment, likewise; Lion has none */
     SPW_PART_ABSMAX_M = 2, /* 8-bit only: ceil(n / 256) floats */
     SPW_PART_ABSMAX_V = 3,
+    SPW_PART_M_SLOW = 4, /* AdEMAMix's slow first moment, as m */
+    SPW_PART_ABSMAX_M_SLOW = 5,
 } spw_part;
 
-/* Bytes of a part; 0 if the parameter has no such part (its state is 32-bit). Negative on error. */
+/* Bytes of a part; 0 if the parameter has no such part. Negative on error. */
 SPW_API int64_t spw_optim_part_bytes(spw_optim *optim, uint64_t index, spw_part part);
 
 /* Copies a part out to host memory, or in from it, page by page, without more residency than
@@ -460,8 +488,8 @@ SPW_API int spw_optim_save(spw_optim *optim, const char *path);
  * are refused (SPW_EFAILED) until a load succeeds. */
 SPW_API int spw_optim_load(spw_optim *optim, const char *path);
 
-/* The 256 values of an 8-bit code: of m (`is_signed` 1) or v (0), ascending; value = table[code] *
- * absmax. They are bitsandbytes' dynamic map. */
+/* The 256 values of an 8-bit code: of m and m_slow (`is_signed` 1) or v (0), ascending; value =
+ * table[code] * absmax. They are bitsandbytes' dynamic map. */
 SPW_API const float *spw_code_table(int is_signed);
 
 #ifdef __cplusplus

@@ -19,6 +19,9 @@ _LAZY = {
     "optim": ("Adam", "Adam8bit", "Adam32bit", "AdamW", "AdamW8bit", "AdamW32bit", "PagedAdam",
               "PagedAdam8bit", "PagedAdam32bit", "PagedAdamW", "PagedAdamW8bit",
               "PagedAdamW32bit", "keep_32bit"),
+    "lion": ("Lion", "Lion8bit", "Lion32bit", "PagedLion", "PagedLion8bit", "PagedLion32bit"),
+    "ademamix": ("AdEMAMix", "AdEMAMix8bit", "AdEMAMix32bit", "PagedAdEMAMix",
+                 "PagedAdEMAMix8bit", "PagedAdEMAMix32bit"),
     "convert": ("to_torch", "to_bitsandbytes"),
     "trainers": ("patch", "unpatch"),
 }

@@ -13,7 +13,6 @@ import torch
 from . import _lib, _state
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-_PARTS = ("m", "v", "absmax_m", "absmax_v")
 _ENOMEM = -2
 
 live = weakref.WeakSet()  # the engines of this process
@@ -84,13 +83,14 @@ class Slot:
 
     def parts(self):
         """The names of the parts of its state."""
-        return _PARTS[:4 if self.bits == 8 else 2]
+        moments = _state.MOMENTS[self.engine.rule]
+        return moments + tuple("absmax_" + m for m in moments) if self.bits == 8 else moments
 
     def read(self, name):
         """A part, copied out page by page: a CPU tensor, flat."""
         self.engine.check_process()
         size = self.engine.optim.part_bytes(self.index, name)
-        codes = self.bits == 8 and name in ("m", "v")
+        codes = self.bits == 8 and not name.startswith("absmax")
         part = torch.empty(size if codes else size // 4,
                            dtype=torch.uint8 if codes else torch.float32)
         with self.engine.turn:
@@ -107,7 +107,7 @@ class Slot:
 
     def fill(self, moments):
         """Takes the state that _state.parse returned."""
-        for name, part in zip(self.parts(), _state.as_bits(moments, self.bits)):
+        for name, part in _state.as_bits(moments, self.bits).items():
             self.write(name, part)
         self.step = moments.step
 
@@ -120,16 +120,18 @@ class Slot:
 
 class Engine:
     """`pager_options`: fields of spw_pager_config. It does not know its slots, which know it: without
-    a cycle its memory is free as soon as the optimizer is."""
+    a cycle its memory is free as soon as the optimizer is. `rule`: one of _state.MOMENTS. `turn`: a
+    lock of all who use the optimizer."""
 
-    def __init__(self, where, pager_options, turn):
+    def __init__(self, where, pager_options, rule, turn):
         self.turn = turn
         self.where = where
+        self.rule = rule
         self.is_cuda = where.type == "cuda"
         self.process = os.getpid()
         self.pager = _lib.Pager(device_of(where), **pager_options)
         try:
-            self.optim = _lib.Optim(self.pager)
+            self.optim = _lib.Optim(self.pager, rule=rule)
         except Exception:
             self.pager.close()
             raise

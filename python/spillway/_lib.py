@@ -3,9 +3,10 @@ import ctypes as c
 import os
 
 PAGING = {"auto": 0, "copy": 1, "mapped": 2, "unified": 3, "off": 4}
+RULES = {"adamw": 0, "adam": 1, "lion": 2, "ademamix": 3}
 STATE = {"32bit": 0, "8bit": 1}
 TYPES = {"float32": 0, "bfloat16": 1, "float16": 2}
-PARTS = {"m": 0, "v": 1, "absmax_m": 2, "absmax_v": 3}
+PARTS = {"m": 0, "v": 1, "absmax_m": 2, "absmax_v": 3, "m_slow": 4, "absmax_m_slow": 5}
 
 
 class Error(RuntimeError):
@@ -26,10 +27,11 @@ _PagerConfig = _struct(
     "_PagerConfig", ("size", _u32), ("paging", c.c_int), ("store", c.c_char_p), ("state_mem", _u64),
     ("state_percent", _f64), ("occupancy", _f64), ("page_bytes", _u64), ("host_mem", _u64),
     ("ring_frames", _u32), ("io_depth", _u32), ("pinned_mem", _u64))
-_Group = _struct("_Group", ("size", _u32), ("pad", _u32), ("lr_scale", _f64), ("beta1", _f64),
-                 ("beta2", _f64), ("eps", _f64), ("weight_decay", _f64))
-_OptimConfig = _struct("_OptimConfig", ("size", _u32), ("state", c.c_int),
-                       ("min_8bit_elements", _u64), ("group", _Group))
+_Group = _struct("_Group", ("size", _u32), ("decay", c.c_int), ("lr_scale", _f64), ("beta1", _f64),
+                 ("beta2", _f64), ("eps", _f64), ("weight_decay", _f64), ("beta3", _f64),
+                 ("alpha", _f64), ("t_alpha", _u64), ("t_beta3", _u64))
+_OptimConfig = _struct("_OptimConfig", ("size", _u32), ("rule", c.c_int), ("state", c.c_int),
+                       ("pad", _u32), ("min_8bit_elements", _u64), ("group", _Group))
 _Param = _struct("_Param", ("name", c.c_char_p), ("data", _ptr), ("grad", _ptr), ("n", _u64),
                  ("type", c.c_int), ("grad_type", c.c_int), ("group", _u32), ("bits", _u32))
 _Step = _struct("_Step", ("lr", _f64), ("max_norm", _f64), ("grad_scale", _f64), ("stream", _ptr),
@@ -190,14 +192,16 @@ class Pager(_Handle):
 
 
 class Optim(_Handle):
-    """AdamW whose state lives in a pager. Group options are the fields of spw_group."""
+    """A rule ("adamw", "adam", "lion", "ademamix") whose state lives in a pager. Group options are
+    the fields of spw_group."""
 
     _destroy = "spw_optim_destroy"
 
-    def __init__(self, pager, state="8bit", min_8bit_elements=4096, **group):
+    def __init__(self, pager, state="8bit", min_8bit_elements=4096, rule="adamw", **group):
         super().__init__()
         config = _OptimConfig()
         _library.spw_optim_config_default(c.byref(config))
+        config.rule = RULES[rule]
         config.state = STATE[state]
         config.min_8bit_elements = min_8bit_elements
         _fill_group(config.group, group)
@@ -260,7 +264,7 @@ class Optim(_Handle):
         return {name: getattr(info, name) for name, _ in info._fields_}
 
     def part_bytes(self, index, part):
-        """The size of a part of the state ("m", "v", "absmax_m", "absmax_v"); 0: it has none."""
+        """The size of a part of the state, by its name in PARTS; 0: it has none."""
         return _call("spw_optim_part_bytes", self._handle, _u64(index), PARTS[part])
 
     def read_part(self, index, part, address, size):

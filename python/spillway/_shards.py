@@ -1,6 +1,7 @@
 """State of DTensor parameters (FSDP2): each process has its shard's, and says so to others by DTensors.
 
-m and v have the parameter's shape, mesh and placements. The absmax of blocks of 256: where the rows
+Moments have the parameter's shape, mesh and placements; two that share a key are stacked in front of
+them, and their placements are one dimension further on. The absmax of blocks of 256: where the rows
 of the first dimension are whole blocks and only it is sharded, they are a DTensor of (rows, blocks a
 row), which torch.distributed.checkpoint may lay out anew for another number of processes. Elsewhere
 a block may not survive that: absmax has a dimension for each dimension of the mesh, then the blocks
@@ -18,10 +19,23 @@ def _rows_are_blocks(param):
     return param.shape[0] > 0 and (param.numel() // param.shape[0]) % _state.BLOCK == 0
 
 
-def _like(param, flat, shape, stride):
+def _beside(placements):
+    """The placements of tensors stacked in a new first dimension."""
+    from torch.distributed.tensor import Shard
+    return [Shard(p.dim + 1) if p.is_shard() else p for p in placements]
+
+
+def _like(param, local, shape, stride, placements=None):
     from torch.distributed.tensor import DTensor
-    return DTensor.from_local(flat, param.device_mesh, param.placements, run_check=False,
-                              shape=shape, stride=stride)
+    return DTensor.from_local(local, param.device_mesh, placements or param.placements,
+                              run_check=False, shape=shape, stride=stride)
+
+
+def _pair(one, other):
+    """Two DTensors alike, stacked."""
+    local = torch.stack([one.to_local(), other.to_local()])
+    return _like(one, local, torch.Size((2, *one.shape)), (one.numel(), *one.stride()),
+                 _beside(one.placements))
 
 
 def _absmax(param, flat):
@@ -52,14 +66,18 @@ def _longest(param):
 
 
 def entry(slot, param, parts):
-    """A parameter's state in bitsandbytes' flat layout."""
+    """A parameter's state in bitsandbytes' flat layout, of {part: tensor}."""
     shape = _engine.local(param).shape
     result = {"step": slot.step}
-    for key, part in zip(("state1", "state2"), parts):
-        result[key] = _like(param, part.view(shape), param.shape, param.stride())
-    if len(parts) == 4:
-        result["qmap1"], result["qmap2"] = (table.clone() for table in _state.tables())
-        result["absmax1"], result["absmax2"] = (_absmax(param, part) for part in parts[2:])
+    for key, names in _state.KEYS.items():
+        here = [_absmax(param, parts[name]) if key.startswith("absmax")
+                else _like(param, parts[name].view(shape), param.shape, param.stride())
+                for name in names if name in parts]
+        if here:
+            result[key] = here[0] if len(here) == 1 else _pair(*here)
+    for which, table in zip("12", _state.tables()):
+        if "absmax" + which in result:
+            result["qmap" + which] = table.clone()
     return result
 
 
@@ -69,24 +87,27 @@ def own_part(saved, param):
     if not _engine.is_sharded(param):
         return saved
     saved = {**saved, **saved.get(_state.NESTED, {})}
+    saved.pop(_state.NESTED, None)  # whole tensors, which parse would take instead
     result = {}
+    is_pair = getattr(saved.get("state1"), "shape", None) == (2, *param.shape)
     for key, value in saved.items():
         is_part = isinstance(value, torch.Tensor) and value.ndim and not key.startswith("qmap")
         if is_part and not _engine.is_sharded(value):
-            value = _cut(key, value, param)
+            value = _cut(key, value, param, (2,) if is_pair and key.endswith("1") else ())
         result[key] = value
     return result
 
 
-def _cut(key, value, param):
+def _cut(key, value, param, lead):
+    """`lead`: the dimension that stacks two of them, or nothing."""
     from torch.distributed.tensor import distribute_tensor
-    if value.shape == param.shape:
+    if value.shape == (*lead, *param.shape):
         whole = value
     elif key.startswith("absmax") and _rows_are_blocks(param):
-        whole = value.reshape(param.shape[0], -1)
+        whole = value.reshape(*lead, param.shape[0], -1)
     else:
         raise ValueError(f"{key} of a whole tensor of {param.numel()} elements cannot be cut into "
                          "shards: save 32-bit state, or from as many processes as now")
     mesh = param.device_mesh
-    return distribute_tensor(whole.to(mesh.device_type), mesh, param.placements,
-                             src_data_rank=None)
+    placements = _beside(param.placements) if lead else param.placements
+    return distribute_tensor(whole.to(mesh.device_type), mesh, placements, src_data_rank=None)

@@ -12,18 +12,23 @@ def _each(state_dict, convert):
     state = {}
     for key, saved in state_dict["state"].items():
         tensors = {**saved, **saved.get(_state.NESTED, {})}
-        first = tensors.get("state1", tensors.get("exp_avg"))
+        first = tensors.get("state2", tensors.get("state1", tensors.get("exp_avg")))
         if first is None:
             raise ValueError(f"parameter {key}: neither state1 nor exp_avg is in its state")
-        shape = first.shape
-        state[key] = convert(_state.parse(saved, first.numel(), f"parameter {key}"), shape)
+        rule = _state.rule_of(saved)
+        moments = _state.parse(saved, first.numel(), f"parameter {key}", rule)
+        state[key] = convert(key, moments, first.shape)
     return state
 
 
 def to_torch(state_dict):
     """For torch.optim.Adam and AdamW: step, exp_avg and exp_avg_sq in fp32; 8-bit state is
-    dequantised exactly (code value times absmax)."""
-    def convert(moments, shape):
+    dequantised exactly (code value times absmax). ValueError for Lion's state and AdEMAMix's, which
+    torch.optim has no optimizer for."""
+    def convert(key, moments, shape):
+        if tuple(moments.values) != _state.MOMENTS["adamw"]:
+            raise ValueError(f"parameter {key}: torch.optim has no optimizer that keeps "
+                             f"{' and '.join(moments.values)}")
         m, v = _state.as_floats(moments)
         return {"step": torch.tensor(float(moments.step)), "exp_avg": m.view(shape),
                 "exp_avg_sq": v.view(shape)}
@@ -34,16 +39,11 @@ def to_torch(state_dict):
 
 
 def to_bitsandbytes(state_dict, nested=True):
-    """For bitsandbytes' Adam and AdamW; nested=False for 0.49.1 and older. 8-bit state stays as it
-    is, with its tables."""
-    def convert(moments, shape):
-        tensors = {"state1": moments.m.view(shape), "state2": moments.v.view(shape)}
-        if moments.tables is not None:
-            tensors.update(qmap1=moments.tables[0], qmap2=moments.tables[1],
-                           absmax1=moments.absmax[0], absmax2=moments.absmax[1])
-        if nested:
-            return {"step": moments.step, _state.NESTED: tensors}
-        return {"step": moments.step, **tensors}
+    """For bitsandbytes' class of the same name; nested=False for 0.49.1 and older. 8-bit state stays
+    as it is, with its tables."""
+    def convert(_, moments, shape):
+        qmaps = moments.tables and (moments.tables["m"], moments.tables.get("v"))
+        return _state.entry(moments.step, _state.as_they_are(moments), shape, nested, qmaps)
     groups = [{"alpha": 0.0, "t_alpha": None, "t_beta3": None, **group}
               for group in state_dict["param_groups"]]
     return {"state": _each(state_dict, convert), "param_groups": groups}

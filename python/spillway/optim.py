@@ -2,10 +2,11 @@
 
     optimizer = spillway.PagedAdamW8bit(model.parameters(), lr=2e-4)
 
-The classes: {Adam, AdamW} x {"", 8bit, 32bit}, and each with Paged before it. A Paged class pages its
-state (paging="auto"); the others keep all of it on the device (paging="off") unless `is_paged` or
-`paging` say otherwise. Adam and AdamW are one rule, as in bitsandbytes: decoupled weight decay (arXiv
-1711.05101) in torch.optim.AdamW's order; only the default decay differs, 0 and 1e-2.
+The classes: {Adam, AdamW, Lion, AdEMAMix} x {"", 8bit, 32bit}, and each with Paged before it; Lion and
+AdEMAMix are in files of their own. A Paged class pages its state (paging="auto"); the others keep all
+of it on the device (paging="off") unless `is_paged` or `paging` say otherwise. Adam and AdamW are one
+rule, as in bitsandbytes: decoupled weight decay (arXiv 1711.05101) in torch.optim.AdamW's order; only
+the default decay differs, 0 and 1e-2.
 
 Parameters: CPU or CUDA tensors of float32, bfloat16 or float16, also DTensor shards (FSDP2), on
 several devices if need be. On CUDA a step is queued on the current stream and the host does not
@@ -23,7 +24,6 @@ import torch
 from . import _engine, _pager_options, _shards, _state, memory
 
 _no_dynamo = getattr(torch, "_disable_dynamo", lambda function: function)
-_MOMENTS = {"state1": "m", "state2": "v", "absmax1": "absmax_m", "absmax2": "absmax_v"}
 _VERSION = 1
 
 
@@ -38,7 +38,8 @@ def keep_32bit(target):
 
 class ParamState(MutableMapping):
     """What optimizer.state[p] is: step, state1, state2 and for 8-bit state qmap1, qmap2, absmax1,
-    absmax2. A read copies out of the pager to a new CPU tensor; an assignment writes through."""
+    absmax2; as bitsandbytes has them, so Lion has no state2, and AdEMAMix's state1 and absmax1 are
+    two. A read copies out of the pager to a new CPU tensor; an assignment writes through."""
 
     def __init__(self, slot):
         self._slot = slot
@@ -46,35 +47,44 @@ class ParamState(MutableMapping):
     def _shape(self, key):
         return _engine.local(self._slot.param).shape if key in ("state1", "state2") else (-1,)
 
+    def _names(self, key):
+        """The parts under a key; none: the state has no such key."""
+        return [name for name in _state.KEYS.get(key, ()) if name in self._slot.parts()]
+
     def __getitem__(self, key):
         if key == "step":
             return self._slot.step
-        if key in ("qmap1", "qmap2") and self._slot.bits == 8:
+        if key in ("qmap1", "qmap2") and self._names("absmax" + key[-1]):
             return _state.tables()[key == "qmap2"].clone()
-        if _MOMENTS.get(key) not in self._slot.parts():
+        names = self._names(key)
+        if not names:
             raise KeyError(key)
-        return self._slot.read(_MOMENTS[key]).view(self._shape(key))
+        parts = {name: self._slot.read(name) for name in names}
+        return _state.stacked(parts, self._shape)[key]
 
     def __setitem__(self, key, value):
         if key == "step":
             self._slot.step = int(value)
             return
-        if _MOMENTS.get(key) not in self._slot.parts():
+        names = self._names(key)
+        if not names:
             raise KeyError(f"{key}: step, state1 and state2 can be set, and absmax1 and absmax2 "
-                           "of 8-bit state")
+                           "of 8-bit state, where there are such")
         old = self[key]
         if value.shape != old.shape:
             raise ValueError(f"{key} of shape {tuple(value.shape)}: it is {tuple(old.shape)}")
-        self._slot.write(_MOMENTS[key], value.detach().to("cpu", old.dtype).reshape(-1))
+        flat = value.detach().to("cpu", old.dtype).reshape(len(names), -1)
+        for name, part in zip(names, flat):
+            self._slot.write(name, part)
 
     def __delitem__(self, key):
         raise TypeError("a part of the state cannot be deleted")
 
     def __iter__(self):
         yield "step"
-        yield from ("state1", "state2")
-        if self._slot.bits == 8:
-            yield from ("qmap1", "qmap2", "absmax1", "absmax2")
+        known = ("state1", "state2", "absmax1", "absmax2")
+        yield from (key for key in known if self._names(key))
+        yield from (f"qmap{which}" for which in "12" if self._names(f"absmax{which}"))
 
     def __len__(self):
         return sum(1 for _ in self)
@@ -82,18 +92,16 @@ class ParamState(MutableMapping):
     def __repr__(self):
         return f"<{self._slot.bits}-bit state of {self._slot.n} elements, step {self['step']}>"
 
+_COUNTS = {2: "two", 3: "three"}
 
-class _Adam(torch.optim.Optimizer):
-    """Arguments as bitsandbytes':
 
-    params        iterable of parameters, or of dicts that are groups
-    lr            a float, or a tensor of one element (read at every step)
-    betas, eps    as Adam's
-    weight_decay  decoupled; None: 0 for Adam*, 1e-2 for AdamW*
+class Optimizer(torch.optim.Optimizer):
+    """What all classes have. Arguments as bitsandbytes':
+
     optim_bits    32 or 8 for a class without bits in its name
     min_8bit_size tensors of fewer elements keep 32-bit state; a sharded tensor's global size counts
     is_paged      for a class without Paged in its name: True pages
-    amsgrad, args not supported: anything but their default is a ValueError
+    args          not supported: anything but None is a ValueError
 
     and Spillway's, by keyword:
 
@@ -106,41 +114,44 @@ class _Adam(torch.optim.Optimizer):
     paging        "auto", "copy", "mapped", "unified" or "off"
     host_mem      cap on the RAM that a ram store takes
     pinned_mem    CUDA: cap on pinned host memory
+    decay_order   "before" the update, as torch.optim; or "after" it, as bitsandbytes' Adam and
+                  AdEMAMix on a GPU
 
     Non-finite gradients: see spw_optim_step in spillway.h.
     """
 
     _step_supports_amp_scaling = True  # GradScaler hands us its scale and verdict on the device
-    _decay, _bits, _paged = 0.0, None, False
+    _rule, _n_betas, _bits, _paged = "adamw", 2, None, False
 
     def __init_subclass__(cls, **named):
         super().__init_subclass__(**named)
-        cls.__doc__ = cls.__doc__ or _Adam.__doc__  # which help() looks for in the class alone
+        cls.__doc__ = cls.__doc__ or cls.__mro__[1].__doc__  # help() looks in the class alone
 
-    def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=None,
-                 amsgrad=False, optim_bits=32, args=None, min_8bit_size=4096, is_paged=False, *,
-                 state_mem=None, occupancy=None, store=None, page_size=None, max_norm=0.0,
-                 paging=None, host_mem=None, pinned_mem=None):
-        if amsgrad or args is not None:
-            raise ValueError("amsgrad and args are not supported: leave them out")
+    def __init__(self, params, defaults, optim_bits=32, args=None, min_8bit_size=4096,
+                 is_paged=False, *, state_mem=None, occupancy=None, store=None, page_size=None,
+                 max_norm=0.0, paging=None, host_mem=None, pinned_mem=None, decay_order="before"):
+        if args is not None:
+            raise ValueError("args is not supported: leave it out")
         if optim_bits != 32 and self._bits is not None or optim_bits not in (8, 32):
             raise ValueError(f"optim_bits={optim_bits!r}: 8 or 32, and only for a class without "
                              "bits in its name")
         if not (isinstance(max_norm, numbers.Real) and 0 <= max_norm < math.inf):
             raise ValueError(f"max_norm={max_norm!r}: a finite number, 0 for no clipping")
-        decay = self._decay if weight_decay is None else weight_decay
         if is_paged and paging == "off":
             raise ValueError("is_paged=True and paging=\"off\" contradict each other: leave one out")
+        if decay_order not in ("before", "after"):
+            raise ValueError(f"decay_order={decay_order!r}: \"before\" or \"after\" the update")
         if paging is None:
             paging = "auto" if is_paged or self._paged else "off"
         self._options = {"paging": paging, "state_mem": state_mem, "occupancy": occupancy,
                          "store": store, "page_size": page_size, "host_mem": host_mem,
                          "pinned_mem": pinned_mem}
         _pager_options.check(self._options)
-        self._settings = {"bits": self._bits or optim_bits, "min_8bit_size": _pager_options.count(min_8bit_size, "min_8bit_size"),
-                          "max_norm": float(max_norm)}
+        self._settings = {"bits": self._bits or optim_bits,
+                          "min_8bit_size": _pager_options.count(min_8bit_size, "min_8bit_size"),
+                          "max_norm": float(max_norm), "decay_order": decay_order}
         self._start()
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": decay})
+        super().__init__(params, defaults)
 
     def _start(self):
         self._turn = threading.RLock()
@@ -167,9 +178,8 @@ class _Adam(torch.optim.Optimizer):
         if any(p.is_cuda for p in group["params"]):
             memory.hook_torch()
 
-    @staticmethod
-    def _check_group(group):
-        _group_fields(group)
+    def _check_group(self, group):
+        self._group_fields(group)
         for key in ("amsgrad", "maximize"):
             if group.get(key):
                 raise ValueError(f"{key} is not supported: leave it out of the group")
@@ -196,9 +206,10 @@ class _Adam(torch.optim.Optimizer):
                     where = _engine.local(param).device
                     name = names[id(param)]
                     members.setdefault(where, []).append((param, number, bits, name))
-        fields = {n: _group_fields(group) for n, group in enumerate(self.param_groups)}
+        fields = {n: self._group_fields(group) for n, group in enumerate(self.param_groups)}
         for where, list_of in members.items():
-            engine = _engine.Engine(where, _pager_options.fields(self._options), self._turn)
+            engine = _engine.Engine(where, _pager_options.fields(self._options), self._rule,
+                                    self._turn)
             slots = [engine.add(param, bits, number, fields[number], name)
                      for param, number, bits, name in list_of]
             self._engines.append(engine)
@@ -231,7 +242,7 @@ class _Adam(torch.optim.Optimizer):
         there (another parameter's state, any layout that load_state_dict takes) goes on."""
         given = self.state.get(slot.param)
         if given:
-            slot.fill(_state.parse(given, slot.n, "optimizer.state[p]"))
+            slot.fill(_state.parse(given, slot.n, "optimizer.state[p]", self._rule))
         elif slot.touched:
             slot.clear()
         self._touch(slot)
@@ -266,7 +277,7 @@ class _Adam(torch.optim.Optimizer):
             engine.begin()
         copied, slots = [], self._slots
         for number, group in enumerate(self.param_groups):
-            fields = _group_fields(group)
+            fields = self._group_fields(group)
             for engine in self._engines:
                 engine.set_group(number, fields)
             for param in group["params"]:
@@ -346,8 +357,8 @@ class _Adam(torch.optim.Optimizer):
         return result
 
     def load_state_dict(self, state_dict):
-        """Takes a state_dict of ours, of bitsandbytes' Adam or AdamW (nested or flat, blocks of 256
-        or 2048), or of torch.optim.Adam or AdamW. State goes to the store, not to the device, and
+        """Takes a state_dict of ours, of bitsandbytes' class for the same rule (nested or flat, blocks
+        of 256 or 2048), or for Adam and AdamW of torch.optim's. State goes to the store, not to the device, and
         is made 8-bit or 32-bit as this optimizer keeps it. ValueError names the parameter that does
         not fit; then nothing is changed."""
         state_dict = dict(state_dict)
@@ -392,7 +403,8 @@ class _Adam(torch.optim.Optimizer):
             entry = state_dict["state"].get(key)
             if entry:
                 name = f"parameter {key}"
-                _state.parse(_shards.own_part(entry, param), _engine.local(param).numel(), name)
+                _state.parse(_shards.own_part(entry, param), _engine.local(param).numel(), name,
+                             self._rule)
                 matched.append((param, entry))
         unknown = set(state_dict["state"]) - set(ids)
         if unknown:
@@ -410,7 +422,7 @@ class _Adam(torch.optim.Optimizer):
                 self._bind()
             for param, entry in saved:
                 slot = self._slot(param)
-                slot.fill(_state.parse(_shards.own_part(entry, param), slot.n, ""))
+                slot.fill(_state.parse(_shards.own_part(entry, param), slot.n, "", self._rule))
         except BaseException:
             for engine in self._engines:
                 engine.close()
@@ -454,7 +466,7 @@ class _Adam(torch.optim.Optimizer):
         if any(slot.sharded for slot in self._slots.values()):
             raise ValueError(f"{what}: sharded parameters: use torch.distributed.checkpoint")
         for number, group in enumerate(self.param_groups):
-            engine.set_group(number, _group_fields(group))
+            engine.set_group(number, self._group_fields(group))
         return engine
 
     def __getstate__(self):
@@ -473,34 +485,58 @@ class _Adam(torch.optim.Optimizer):
         self.state = defaultdict(dict)
         self._rebind(self.param_groups, saved["state"])
 
+    def _group_fields(self, group):
+        """A group's hyper-parameters as fields of spw_group; ValueError for one out of range."""
+        for key in ("lr", "eps", "weight_decay"):
+            if not isinstance(group[key], (numbers.Real, torch.Tensor)):
+                raise ValueError(f"{key}={group[key]!r}: a number is needed")
+        if not isinstance(group["betas"], (tuple, list)) or len(group["betas"]) != self._n_betas:
+            raise ValueError(f"betas={group['betas']!r}: {_COUNTS[self._n_betas]} numbers are needed")
+        if isinstance(group["lr"], torch.Tensor) and group["lr"].numel() != 1:
+            raise ValueError("Tensor lr must be 1-element")
+        lr, eps, decay = (float(group[key]) for key in ("lr", "eps", "weight_decay"))
+        betas = [float(beta) for beta in group["betas"]]
+        if not 0 <= lr < math.inf:
+            raise ValueError(f"Invalid learning rate: {lr}")
+        if not 0 <= eps < math.inf:
+            raise ValueError(f"Invalid epsilon value: {eps}")
+        for index, beta in enumerate(betas):
+            if not 0 <= beta < 1:
+                raise ValueError(f"Invalid beta parameter at index {index}: {beta}")
+        if not 0 <= decay < math.inf:
+            raise ValueError(f"Invalid weight_decay value: {decay}")
+        fields = {f"beta{i}": beta for i, beta in enumerate(betas, 1)}
+        return {"lr_scale": lr, "eps": eps, "weight_decay": decay, **fields,
+                "decay": int(self._settings["decay_order"] == "after")}
 
-def _group_fields(group):
-    """A group's hyper-parameters as fields of spw_group; ValueError for one out of range."""
-    for key in ("lr", "eps", "weight_decay"):
-        if not isinstance(group[key], (numbers.Real, torch.Tensor)):
-            raise ValueError(f"{key}={group[key]!r}: a number is needed")
-    if not isinstance(group["betas"], (tuple, list)) or len(group["betas"]) != 2:
-        raise ValueError(f"betas={group['betas']!r}: two numbers are needed")
-    if isinstance(group["lr"], torch.Tensor) and group["lr"].numel() != 1:
-        raise ValueError("Tensor lr must be 1-element")
-    lr, (beta1, beta2) = float(group["lr"]), group["betas"]
-    eps, decay = float(group["eps"]), float(group["weight_decay"])
-    beta1, beta2 = float(beta1), float(beta2)
-    if not 0 <= lr < math.inf:
-        raise ValueError(f"Invalid learning rate: {lr}")
-    if not 0 <= eps < math.inf:
-        raise ValueError(f"Invalid epsilon value: {eps}")
-    for index, beta in enumerate((beta1, beta2)):
-        if not 0 <= beta < 1:
-            raise ValueError(f"Invalid beta parameter at index {index}: {beta}")
-    if not 0 <= decay < math.inf:
-        raise ValueError(f"Invalid weight_decay value: {decay}")
-    return {"lr_scale": lr, "beta1": beta1, "beta2": beta2, "eps": eps, "weight_decay": decay}
+
+class _Adam(Optimizer):
+    """Arguments as bitsandbytes':
+
+    params        iterable of parameters, or of dicts that are groups
+    lr            a float, or a tensor of one element (read at every step)
+    betas, eps    as Adam's
+    weight_decay  decoupled; None: 0 for Adam*, 1e-2 for AdamW*
+    amsgrad       not supported: anything but False is a ValueError
+
+    and those of Optimizer.
+    """
+
+    _decay = 0.0
+
+    def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=None,
+                 amsgrad=False, optim_bits=32, args=None, min_8bit_size=4096, is_paged=False,
+                 **options):
+        if amsgrad:
+            raise ValueError("amsgrad is not supported: leave it out")
+        decay = self._decay if weight_decay is None else weight_decay
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": decay},
+                         optim_bits, args, min_8bit_size, is_paged, **options)
 
 
 def _entry(slot, param):
     """A parameter's state as state_dict has it."""
-    parts = [slot.read(name) for name in slot.parts()]
+    parts = {name: slot.read(name) for name in slot.parts()}
     if slot.sharded:
         return _shards.entry(slot, param, parts)
     return _state.entry(slot.step, parts, param.shape)
@@ -552,3 +588,12 @@ class PagedAdamW8bit(AdamW8bit):
 
 class PagedAdamW32bit(AdamW32bit):
     _paged = True
+
+
+def __getattr__(name):
+    """Lion's and AdEMAMix's classes, as bitsandbytes.optim has them too."""
+    from . import ademamix, lion
+    for module in (lion, ademamix):
+        if name in module.__all__:
+            return getattr(module, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

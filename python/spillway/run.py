@@ -12,9 +12,10 @@ from . import trainers
 USAGE = "usage: spillway-run [--no-hook] [--no-patch] [--optim-args K=V,...] CMD [ARG...]"
 HELP = USAGE + """
 
-Runs CMD so that the optimizer names paged_adamw_8bit, paged_adamw_32bit and adamw_8bit of the
-Hugging Face Trainer (and of TRL, Axolotl, LLaMA-Factory, Unsloth) mean Spillway's, in every Python
-process that CMD starts: python, torchrun, accelerate launch, llamafactory-cli, axolotl.
+Runs CMD so that the optimizer names paged_adamw_8bit, paged_lion_8bit, paged_ademamix_8bit (and
+32bit, and adamw_8bit) of the Hugging Face Trainer (and of TRL, Axolotl, LLaMA-Factory, Unsloth) mean
+Spillway's, in every Python process that CMD starts: python, torchrun, accelerate launch,
+llamafactory-cli, axolotl.
 
   --optim-args K=V,...  options of the optimizer where the trainer's own optim_args do not say them:
                         state_mem=25%, occupancy=0.9, store=file:/scratch/state, max_norm=1, ...
@@ -83,7 +84,7 @@ def environment_for(options, environment):
     environment = dict(environment)
     if options["optim_args"] is not None:
         try:
-            trainers.parse_options(options["optim_args"], "--optim-args")
+            trainers.parse_options(options["optim_args"], "--optim-args", ademamix=True)
         except ValueError as error:
             raise _Refused(str(error)) from None
         environment[trainers.ENVIRONMENT] = options["optim_args"]

@@ -20,11 +20,17 @@ CLASSES = {
     "paged_adamw": "PagedAdamW",
     "paged_adamw_32bit": "PagedAdamW32bit",
     "paged_adamw_8bit": "PagedAdamW8bit",
+    "lion_8bit": "Lion8bit",
+    "lion_32bit": "Lion32bit",
+    "paged_lion_8bit": "PagedLion8bit",
+    "paged_lion_32bit": "PagedLion32bit",
+    "ademamix": "AdEMAMix32bit",
+    "ademamix_8bit": "AdEMAMix8bit",
+    "paged_ademamix_8bit": "PagedAdEMAMix8bit",
+    "paged_ademamix_32bit": "PagedAdEMAMix32bit",
 }
-# Names of bitsandbytes' optimizers that have state to page, and that Spillway does not have.
-NOT_YET = frozenset(paged + kind for paged in ("", "paged_") for kind in (
-    "lion_8bit", "lion_32bit", "ademamix", "ademamix_8bit", "ademamix_32bit"))
 PAGING = ("auto", "copy", "mapped", "unified", "off")
+ORDERS = ("before", "after")
 
 ENVIRONMENT = "SPILLWAY_OPTIM_ARGS"  # what spillway-run --optim-args hands to its children
 _MODULE = "transformers.trainer"
@@ -59,6 +65,12 @@ def _paging(value):
     return value
 
 
+def _order(value):
+    if value not in ORDERS:
+        raise ValueError
+    return value
+
+
 # What optim_args may say, how it is read, and what the error says is needed.
 OPTIONS = {
     "state_mem": (_size, "bytes, 2GiB or 25%"),
@@ -70,6 +82,18 @@ OPTIONS = {
     "host_mem": (_size, "bytes or 16GiB"),
     "pinned_mem": (_size, "bytes or 1GiB"),
     "min_8bit_size": (_count, "a whole number"),
+    "decay_order": (_order, " or ".join(ORDERS)),
+}
+
+# What they may say of AdEMAMix besides, as with transformers' own.
+ADEMAMIX_OPTIONS = {
+    "beta1": (_number, "a number"),
+    "beta2": (_number, "a number"),
+    "beta3": (_number, "a number"),
+    "alpha": (_number, "a number"),
+    "eps": (_number, "a number"),
+    "t_alpha": (_count, "a whole number"),
+    "t_beta3": (_count, "a whole number"),
 }
 
 
@@ -83,15 +107,15 @@ def _pairs(text):
         yield key.strip(), value.strip()
 
 
-def parse_options(given, where="optim_args"):
-    """The keyword arguments that `optim_args` means: "k=v,k=v" or a dict. ValueError names what is
-    not known, or what cannot be read."""
-    options = {}
+def parse_options(given, where="optim_args", ademamix=False):
+    """The keyword arguments that `optim_args` means: "k=v,k=v" or a dict; of AdEMAMix or another.
+    ValueError names what is not known, or what cannot be read."""
+    options, known = {}, {**OPTIONS, **ADEMAMIX_OPTIONS} if ademamix else OPTIONS
     for key, value in given.items() if isinstance(given, dict) else _pairs(given or ""):
-        if key not in OPTIONS:
+        if key not in known:
             raise ValueError(f"{where}: {key} is not known to Spillway; known are "
-                             f"{', '.join(sorted(OPTIONS))}")
-        read, needed = OPTIONS[key]
+                             f"{', '.join(sorted(known))}")
+        read, needed = known[key]
         try:
             options[key] = read(value)
         except (TypeError, ValueError):
@@ -128,19 +152,22 @@ def _keep_embeddings(model):
 def choose(args, model=None):
     """(class, keyword arguments) for TrainingArguments whose `optim` is one of ours, else None."""
     name = str(getattr(args.optim, "value", args.optim))
-    if name in NOT_YET:
-        say(f"optim={name} is not Spillway's yet: it stays what transformers makes of it")
     if name not in CLASSES:
         return None
     import spillway
-    options = parse_options(os.environ.get(ENVIRONMENT), ENVIRONMENT)
-    options.update(parse_options(args.optim_args))
+    ademamix = "ademamix" in name
+    options = parse_options(os.environ.get(ENVIRONMENT), ENVIRONMENT, ademamix)
+    options.update(parse_options(args.optim_args, ademamix=ademamix))
     if model is not None and name.endswith("8bit"):
         _keep_embeddings(model)
     said = "".join(f", {key}={value}" for key, value in options.items())
     say(f"optim={name} is spillway.{CLASSES[name]}{said}")
-    options.update(lr=args.learning_rate, betas=(args.adam_beta1, args.adam_beta2),
-                   eps=args.adam_epsilon)
+    betas = options.pop("beta1", args.adam_beta1), options.pop("beta2", args.adam_beta2)
+    if ademamix:
+        betas += (options.pop("beta3", 0.9999),)
+    if "lion" not in name:
+        options.setdefault("eps", args.adam_epsilon)
+    options.update(lr=args.learning_rate, betas=betas)
     return getattr(spillway, CLASSES[name]), options
 
 
@@ -198,8 +225,8 @@ _finder = _Finder()
 
 
 def patch():
-    """Makes the Trainer's names of paged and 8-bit AdamW mean Spillway's classes, in this process,
-    now or when transformers is imported. May be called again."""
+    """Makes the Trainer's names of paged and 8-bit optimizers mean Spillway's classes, in this
+    process, now or when transformers is imported. May be called again."""
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
     module = sys.modules.get(_MODULE)

@@ -12,7 +12,7 @@
  *   format             "spillway.optimizer"
  *   version            "1"
  *   library            spw_version() of the writer
- *   optimizer          "adamw"
+ *   optimizer          "adamw", "adam", "lion" or "ademamix"
  *   codes, block       where 8-bit state is in it: the table of its codes ("bitsandbytes") and the
  *                      elements that share an absmax ("256")
  *   step.NAME          steps that the parameter has had, decimal
@@ -43,7 +43,7 @@ void spw__ckpt_table_free(spw__ckpt_table *table); /* a zeroed one is allowed */
 /* The parts of n elements of a parameter: of a piece, or of all of it. */
 static inline spw__parts spw__ckpt_parts(const spw_optim *optim, uint64_t param, uint64_t n)
 {
-    return spw__piece_parts(optim->params[param].is_8bit, n);
+    return spw__piece_parts(optim->config.rule, optim->params[param].is_8bit, n);
 }
 
 /* The index of a piece's part. */
@@ -58,6 +58,6 @@ int spw__ckpt_metadata_make(spw_optim *optim, struct json_t **metadata);
 /* Is this an optimizer's file that can be read here, of this optimizer's parameters? Then where
  * each stands; `progress` has room for all. */
 int spw__ckpt_metadata_read(const spw_optim *optim, const spw__safetensors *file,
-                            spw__adam_progress *progress);
+                            spw__param_progress *progress);
 
 #endif

@@ -22,8 +22,8 @@ typedef struct loading {
     spw_optim *optim;
     spw__safetensors file;
     spw__ckpt_table table;
-    source *sources;              /* [table.n] */
-    spw__adam_progress *progress; /* [n_params] */
+    source *sources;               /* [table.n] */
+    spw__param_progress *progress; /* [n_params] */
 } loading;
 
 /* --------------------------------------------------------------------------------- the checks --
@@ -132,7 +132,7 @@ static int read_page(loading *l, uint64_t page)
     return rc < 0 ? rc : spw__pager_put_page(optim->pager, page);
 }
 
-static int set_progress(spw_optim *optim, size_t index, const spw__adam_progress *progress)
+static int set_progress(spw_optim *optim, size_t index, const spw__param_progress *progress)
 {
     optim->params[index].start = *progress;
     return spw__kern_table_set(optim->table, index, progress);

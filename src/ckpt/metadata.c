@@ -12,7 +12,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char optimizer_name[] = "adamw";
+static const char *const rule_names[SPW__RULES] = {
+    [SPW_ADAMW] = "adamw", [SPW_ADAM] = "adam", [SPW_LION] = "lion", [SPW_ADEMAMIX] = "ademamix"};
 _Static_assert(SPW__BLOCK == 256, "SPW__OPTIM_BLOCK says 256");
 
 enum { STEP_LENGTH = sizeof SPW__OPTIM_STEP - 1 };
@@ -40,7 +41,7 @@ static int set_progress(spw_optim *optim, size_t index, json_t *metadata)
 {
     char text[48];
     const spw__param *param = &optim->params[index];
-    spw__adam_progress progress = param->start;
+    spw__param_progress progress = param->start;
     int rc = optim->table ? spw__kern_table_get(optim->table, index, &progress) : 0;
     (void)snprintf(text, sizeof text, "%" PRIu64, progress.step);
     return rc < 0 ? rc : set(metadata, SPW__OPTIM_STEP, param->name, text);
@@ -56,9 +57,9 @@ static bool has_codes(const spw_optim *optim)
 
 int spw__ckpt_metadata_make(spw_optim *optim, json_t **metadata)
 {
-    *metadata =
-        json_pack("{s:s, s:s, s:s, s:s}", "format", SPW__OPTIM_FORMAT, "version",
-                  SPW__OPTIM_VERSION, "library", spw_version(), "optimizer", optimizer_name);
+    *metadata = json_pack("{s:s, s:s, s:s, s:s}", "format", SPW__OPTIM_FORMAT, "version",
+                          SPW__OPTIM_VERSION, "library", spw_version(), "optimizer",
+                          rule_names[optim->config.rule]);
     int rc = *metadata ? 0 : spw__error(SPW_EHOSTMEM, "out of host memory for a checkpoint");
     if (rc == 0 && has_codes(optim))
         rc = set(*metadata, "codes", "", SPW__OPTIM_CODES);
@@ -97,7 +98,7 @@ static int check_kind(const spw_optim *optim, const spw__safetensors *file)
         return spw__error(SPW_EFORMAT, "%s: is not a spillway optimizer's file", file->path);
     int rc = want(file, "version", SPW__OPTIM_VERSION);
     if (rc == 0)
-        rc = want(file, "optimizer", optimizer_name);
+        rc = want(file, "optimizer", rule_names[optim->config.rule]);
     if (rc == 0 && has_codes(optim) && get(file, "codes", ""))
         rc = want(file, "codes", SPW__OPTIM_CODES);
     if (rc == 0 && has_codes(optim) && get(file, "block", ""))
@@ -134,7 +135,8 @@ static int check_others(const spw_optim *optim, const spw__safetensors *file)
     return 0;
 }
 
-static int read_progress(const spw__safetensors *file, const char *name, spw__adam_progress *result)
+static int read_progress(const spw__safetensors *file, const char *name,
+                         spw__param_progress *result)
 {
     uint64_t step;
     int end = 0;
@@ -144,12 +146,12 @@ static int read_progress(const spw__safetensors *file, const char *name, spw__ad
     if (sscanf(text, "%" SCNu64 "%n", &step, &end) != 1 || text[end])
         return spw__error(SPW_EFORMAT, "%s: parameter %s: step %s makes no sense", file->path, name,
                           text);
-    *result = (spw__adam_progress){.step = step};
+    *result = (spw__param_progress){.step = step};
     return 0;
 }
 
 int spw__ckpt_metadata_read(const spw_optim *optim, const spw__safetensors *file,
-                            spw__adam_progress *progress)
+                            spw__param_progress *progress)
 {
     int rc = check_kind(optim, file);
     for (size_t i = 0; rc == 0 && i < optim->n_params; i++)

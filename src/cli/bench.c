@@ -123,7 +123,7 @@ static json_t *to_json(const bench_request *request, const spw__bench_step_resul
 {
     json_t *o = json_object();
     set_string(o, "device", request->machine.device);
-    set_string(o, "optim", "adamw");
+    set_string(o, "optim", spw__rule_words[request->bench.rule]);
     set_string(o, "state", state_name(request));
     set_string(o, "paging", paging_name(r->pager.paging));
     set_integer(o, "params", r->params);
@@ -170,8 +170,9 @@ static void print_size(const char *label, uint64_t bytes)
 
 static int print_table(const bench_request *request, const spw__bench_step_result *r)
 {
-    (void)printf("%-22s AdamW %s, %" PRIu64 " parameters, paging %s\n", "step", state_name(request),
-                 r->params, paging_name(r->pager.paging));
+    (void)printf("%-22s %s %s, %" PRIu64 " parameters, paging %s\n", "step",
+                 spw__rule_words[request->bench.rule], state_name(request), r->params,
+                 paging_name(r->pager.paging));
     print_size("state", r->pager.state_bytes);
     print_size("page", r->pager.page_bytes);
     print_size("ring", r->pager.ring_bytes);
@@ -201,6 +202,7 @@ static int run(bench_request *request)
     request->bench.device_name = request->machine.device;
     request->bench.device = request->machine.device_config;
     request->bench.pager = request->machine.pager;
+    request->bench.rule = request->machine.optim.rule;
     request->bench.state = request->machine.optim.state;
     if (spw__bench_step_run(&request->bench, &result) < 0)
         return spw__cli_fail("%s", spw_last_error());
@@ -224,9 +226,10 @@ static int bench_step(int argc, char **argv)
         if (take_option(&request, code, value) != 0)
             return SPW__EXIT_USAGE;
     if (status == SPW__OPTIONS_HELP) {
-        (void)puts("usage: spillway bench step [options]\n\n"
-                   "Times AdamW steps over made-up tensors, beside what this machine could reach,\n"
-                   "and checks that the result has the bits of an unpaged run.");
+        (void)puts(
+            "usage: spillway bench step [options]\n\n"
+            "Times optimizer steps over made-up tensors, beside what this machine could reach,\n"
+            "and checks that the result has the bits of an unpaged run.");
         spw__options_help(groups);
         return SPW__EXIT_DONE;
     }

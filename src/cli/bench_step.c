@@ -132,6 +132,7 @@ static int rig_open(rig *r, const spw__bench_step *bench, const spw_device_confi
 {
     spw_optim_config optim;
     spw_optim_config_default(&optim);
+    optim.rule = bench->rule;
     optim.state = bench->state;
     optim.group.weight_decay = 0.01;
     *r = (rig){.device = NULL};
@@ -240,10 +241,11 @@ static double probe(spw__pool *pool, uint64_t page_bytes, uint64_t state_bytes)
     return best;
 }
 
-/* Read p, g, m, v; written p, m, v. */
+/* Read p, g and the moments; written p and the moments. */
 static double bytes_needed(const spw__bench_step *bench, const tensors *t)
 {
-    double state = bench->state == SPW_STATE_8BIT ? 2 + 8.0 / 256 : 8;
+    double moment = bench->state == SPW_STATE_8BIT ? 1 + 4.0 / 256 : 4;
+    double state = moment * (bench->rule == SPW_LION ? 1 : bench->rule == SPW_ADEMAMIX ? 3 : 2);
     return (double)t->elements * (3.0 * (double)t->element_bytes + 2 * state);
 }
 

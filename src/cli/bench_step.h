@@ -1,9 +1,9 @@
 /*
  * bench_step.h - what an optimizer step reaches on this machine, beside what it could reach.
  *
- * Measures AdamW over made-up parameters and gradients through spillway.h, then runs the same steps
- * again unpaged on a device without a cap and compares the parameters bit for bit. One thread
- * calls.
+ * Measures an optimizer over made-up parameters and gradients through spillway.h, then runs the
+ * same steps again unpaged on a device without a cap and compares the parameters bit for bit. One
+ * thread calls.
  */
 #ifndef SPW_CLI_BENCH_STEP_H
 #define SPW_CLI_BENCH_STEP_H
@@ -16,6 +16,7 @@ typedef struct spw__bench_step {
     const char *device_name;
     spw_device_config device;
     spw_pager_config pager;
+    spw_rule rule;
     spw_state state;
     uint64_t params; /* of one tensor; not used with lora448 */
     bool lora448;    /* 448 tensors: rank-64 LoRA on the seven linear layers of a 7B's 32 blocks */

@@ -27,7 +27,8 @@ const spw__option spw__machine_options[] = {
      "what the device has; past it, optimizer state gives way [the machine's memory,\n"
      "or the limit of its control group]"},
     {"threads", CODE_THREADS, "N", "that compute [one per core]"},
-    {"optim", CODE_OPTIM, "adamw", "the optimizer [adamw; adam, lion, ademamix: not yet]"},
+    {"optim", CODE_OPTIM, "RULE",
+     "adamw, adam (L2 decay), lion (half the state), ademamix (a slow moment more) [adamw]"},
     {"state", CODE_STATE, "32bit|8bit", "how its moments are held [8bit]"},
     {"paging", CODE_PAGING, "WAY",
      "how state moves: auto, copy, mapped, unified, off [auto: copy on a GPU and with\n"
@@ -67,13 +68,16 @@ static int parse_device(spw__machine *machine, const char *value)
     return 0;
 }
 
-static int parse_optim(const char *value)
+/* The words stand in the order of spw_rule. */
+const char *const spw__rule_words[] = {"adamw", "adam", "lion", "ademamix", NULL};
+
+static int parse_optim(spw__machine *machine, const char *value)
 {
-    static const char *const words[] = {"adamw", "adam", "lion", "ademamix", NULL};
     int index = 0;
-    int rc = spw__option_word("optim", value, words, &index);
-    if (rc == 0 && index > 0)
-        return spw__cli_usage("--optim %s: not yet; adamw is allowed in this version", value);
+    int rc = spw__option_word("optim", value, spw__rule_words, &index);
+    spw_group *group = &machine->optim.group;
+    machine->optim.rule = (spw_rule)index;
+    group->beta2 = machine->optim.rule == SPW_LION ? 0.99 : 0.999;
     return rc;
 }
 
@@ -160,7 +164,7 @@ static int parse(spw__machine *machine, enum code code, const char *value)
     case CODE_THREADS:
         return parse_threads(machine, value);
     case CODE_OPTIM:
-        return parse_optim(value);
+        return parse_optim(machine, value);
     case CODE_STATE:
         return parse_state(machine, value);
     case CODE_PAGING:

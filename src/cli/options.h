@@ -87,6 +87,9 @@ typedef struct spw__machine {
  * --store --host-mem */
 extern const spw__option spw__machine_options[];
 
+/* What --optim takes, in the order of spw_rule; NULL ends it. */
+extern const char *const spw__rule_words[];
+
 void spw__machine_default(spw__machine *machine);
 
 /* Takes one option if its code is the machine's: 1 taken, 0 not one of these, -1 a usage error

@@ -124,7 +124,7 @@ static bool give_on_current(attempt *a)
 {
     int ordinal = -1;
     if (a->last)
-        return false; /* and the runtime remembers the failure, as without us */
+        return false;            /* and the runtime remembers the failure, as without us */
     (void)real.get_last_error(); /* it is not for those who repeat */
     return real.get_device(&ordinal) == 0 && ordinal >= 0 && give(ordinal, a);
 }

@@ -19,6 +19,11 @@ typedef struct spw__adam_element {
     float p, m, v;
 } spw__adam_element;
 
+/* Of any rule; a moment that the rule does not keep is 0. */
+typedef struct spw__element {
+    float p, m, v, m_slow;
+} spw__element;
+
 SPW__INLINE uint32_t spw__magnitude_bits(float x)
 {
     return spw__bits_of_float(x) & 0x7FFFFFFFu;
@@ -51,13 +56,56 @@ SPW__INLINE double spw__power(double base, uint64_t exponent)
     return product;
 }
 
+/* e^x for x <= 0, by multiples of ln 2 and the series: libraries' exp need not have the same bits
+ * on a GPU. Within 2 ulp. */
+SPW__INLINE double spw__exp(double x)
+{
+    double k = rint(x * 0x1.71547652b82fep+0);
+    double r = fma(k, -0x1.62e42fefa39efp-1, x);
+    double sum = 1;
+    r = fma(k, -0x1.abc9e3b39803fp-56, r);
+    for (int n = 15; n > 0; n--)
+        sum = fma(sum, r / n, 1.0);
+    return ldexp(sum, (int)k);
+}
+
+/* AdEMAMix's schedules, for step t = 1, 2, ... of a parameter. */
+SPW__INLINE double spw__alpha_at(const spw__hyper *hyper, uint64_t t)
+{
+    if (t >= hyper->t_alpha)
+        return hyper->alpha;
+    return (double)t * hyper->alpha / (double)hyper->t_alpha;
+}
+
+SPW__INLINE double spw__beta3_at(const spw__hyper *hyper, uint64_t t)
+{
+    if (t >= hyper->t_beta3)
+        return hyper->beta3;
+    double part = (double)t / (double)hyper->t_beta3;
+    double log1 = hyper->log_beta1, log3 = hyper->log_beta3;
+    double now = spw__exp(log1 * log3 / ((1 - part) * log3 + part * log1));
+    return now < hyper->beta3 ? now : hyper->beta3;
+}
+
+SPW__INLINE void spw__consts_set_decay(spw__adam_consts *c, const spw__hyper *hyper)
+{
+    float shrink = (float)(1 - hyper->lr * hyper->weight_decay);
+    int decoupled = hyper->rule != SPW_ADAM, after = hyper->decay == SPW_DECAY_AFTER;
+    c->decay = decoupled && !after ? shrink : 1.0f;
+    c->decay_after = decoupled && after ? shrink : 1.0f;
+    c->l2 = decoupled ? 0.0f : (float)hyper->weight_decay;
+}
+
 /* `done` is where the parameter stood before the step. Bias correction takes the betas of this step
  * to the power of all steps, as torch.optim does, whatever the betas were before: what a checkpoint
  * holds (the number of steps) is enough to go on. */
-SPW__INLINE spw__adam_consts spw__adam_consts_of(const spw__adam_hyper *hyper,
-                                                 const spw__adam_progress *done, double grad_factor)
+SPW__INLINE spw__adam_consts spw__adam_consts_of(const spw__hyper *hyper,
+                                                 const spw__param_progress *done,
+                                                 double grad_factor)
 {
     spw__adam_consts c;
+    int is_adam = hyper->rule == SPW_ADAMW || hyper->rule == SPW_ADAM;
+    double beta3 = spw__beta3_at(hyper, done->step + 1);
     double bias1 = 1 - spw__power(hyper->beta1, done->step + 1);
     double bias2 = 1 - spw__power(hyper->beta2, done->step + 1);
     float weight = (float)(1 - hyper->beta1);
@@ -67,26 +115,33 @@ SPW__INLINE spw__adam_consts spw__adam_consts_of(const spw__adam_hyper *hyper,
     c.lerp_from_m = from_m ? UINT32_MAX : 0;
     c.beta2 = (float)hyper->beta2;
     c.one_minus_beta2 = (float)(1 - hyper->beta2);
-    c.step_size = (float)(hyper->lr / bias1);
+    c.step_size = (float)(is_adam ? hyper->lr / bias1 : hyper->lr);
     c.root_bias2 = (float)sqrt(bias2);
     c.inv_root_bias2 = (float)(1 / sqrt(bias2));
     c.eps = (float)hyper->eps;
-    c.decay = (float)(1 - hyper->lr * hyper->weight_decay);
+    c.beta1 = (float)hyper->beta1;
+    c.one_minus_beta1 = weight;
+    c.beta3 = (float)beta3;
+    c.one_minus_beta3 = (float)(1 - beta3);
+    c.alpha = (float)spw__alpha_at(hyper, done->step + 1);
+    c.bias1 = (float)bias1;
+    c.inv_bias1 = (float)(1 / bias1);
+    spw__consts_set_decay(&c, hyper);
     c.skip = 0;
     c.mild = 0;
     return c;
 }
 
 /* What a step is told of its gradients: their scale, and whether one is known not to be finite. */
-SPW__INLINE void spw__adam_open(spw__adam_verdict *verdict, double grad_scale,
-                                const float *loss_scale, const float *found_inf)
+SPW__INLINE void spw__verdict_open(spw__verdict *verdict, double grad_scale,
+                                   const float *loss_scale, const float *found_inf)
 {
     verdict->factor = loss_scale ? grad_scale / (double)*loss_scale : grad_scale;
     verdict->skip = found_inf && *found_inf != 0.0f;
 }
 
 /* What clipping makes of the gradients' norm; `verdict->skip` if it is not finite. */
-SPW__INLINE void spw__adam_judge(spw__adam_verdict *verdict, double norm, double max_norm)
+SPW__INLINE void spw__verdict_judge(spw__verdict *verdict, double norm, double max_norm)
 {
     verdict->grad_norm = norm * verdict->factor;
     verdict->factor *= spw__clip_factor(verdict->grad_norm, max_norm);
@@ -144,6 +199,78 @@ SPW__INLINE spw__adam_element spw__adam_update(spw__adam_element old, float g,
     next.v = spw__select(finite, next.v, old.v);
     return next;
 }
+
+/* ------------------------------------------------------------- an element, whatever the rule -- */
+
+/* A moment that follows the gradient: bitsandbytes' mul_ and add_, on a CPU. */
+SPW__INLINE float spw__follow(float old, float g, float keep, float take)
+{
+    return fmaf(take, g, keep * old);
+}
+
+/* Adam with what AdamW's functions leave out: decay in the gradient, decay after the update. */
+SPW__INLINE spw__element spw__adam_any(spw__element old, float g, const spw__adam_consts *c,
+                                       int is_8bit)
+{
+    spw__element next = old;
+    next.m = spw__adam_m(old.m, g, c);
+    next.v = spw__adam_v(old.v, g, c);
+    float root = is_8bit ? spw__adam_root8(next.v, c) : spw__adam_root32(next.v, c);
+    next.p = (old.p * c->decay - c->step_size * next.m / root) * c->decay_after;
+    return next;
+}
+
+/* `step` with the sign of x; 0 for 0 and NaN. */
+SPW__INLINE float spw__towards(float x, float step)
+{
+    uint32_t is_some = 0u - (uint32_t)(spw__magnitude_bits(x) - 1u < 0x7F800000u);
+    uint32_t sign = spw__bits_of_float(x) & 0x80000000u;
+    return spw__float_of_bits((spw__bits_of_float(step) | sign) & is_some);
+}
+
+SPW__INLINE spw__element spw__lion(spw__element old, float g, const spw__adam_consts *c)
+{
+    spw__element next = old;
+    float way = spw__follow(old.m, g, c->beta1, c->one_minus_beta1);
+    next.p = (old.p * c->decay - spw__towards(way, c->step_size)) * c->decay_after;
+    next.m = spw__follow(old.m, g, c->beta2, c->one_minus_beta2);
+    return next;
+}
+
+SPW__INLINE spw__element spw__ademamix(spw__element old, float g, const spw__adam_consts *c,
+                                       int is_8bit)
+{
+    spw__element next;
+    next.m = spw__follow(old.m, g, c->beta1, c->one_minus_beta1);
+    next.m_slow = spw__follow(old.m_slow, g, c->beta3, c->one_minus_beta3);
+    next.v = spw__adam_v(old.v, g, c);
+    float mixed = is_8bit ? fmaf(c->alpha, next.m_slow, next.m * c->inv_bias1)
+                          : next.m / c->bias1 + c->alpha * next.m_slow;
+    float root = is_8bit ? spw__adam_root8(next.v, c) : spw__adam_root32(next.v, c);
+    next.p = fmaf(-c->step_size, mixed / root, old.p * c->decay) * c->decay_after;
+    return next;
+}
+
+/* One step of a rule (SPW_ADAM for AdamW too); `rule` and `is_8bit` are constants where it is
+ * called. An element whose gradient is not finite stays as it is. */
+SPW__INLINE spw__element spw__update(spw_rule rule, spw__element old, float g,
+                                     const spw__adam_consts *c, int is_8bit)
+{
+    spw__element next;
+    if (rule == SPW_ADAM && c->l2 != 0.0f)
+        g = fmaf(c->l2, old.p, g);
+    next = rule == SPW_LION       ? spw__lion(old, g, c)
+           : rule == SPW_ADEMAMIX ? spw__ademamix(old, g, c, is_8bit)
+                                  : spw__adam_any(old, g, c, is_8bit);
+    uint32_t finite = 0u - (uint32_t)(spw__magnitude_bits(g) < 0x7F800000u);
+    next.p = spw__select(finite, next.p, old.p);
+    next.m = spw__select(finite, next.m, old.m);
+    next.v = spw__select(finite, next.v, old.v);
+    next.m_slow = spw__select(finite, next.m_slow, old.m_slow);
+    return next;
+}
+
+/* -------------------------------------------------------------------------------- its code -- */
 
 /* What turns the elements of a block into [0, 1]: |x| * scale * inverse. In two factors, because
  * the reciprocal of a denormal or huge absmax is not a normal float. */

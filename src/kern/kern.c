@@ -19,43 +19,43 @@ int spw__kern_check_stream(spw_device *device, void *stream)
 }
 
 int spw__kern_table_create(spw_device *device, uint64_t n_params, uint64_t norm_blocks,
-                           spw__adam_table **table)
+                           spw__step_table **table)
 {
     return ops_of(device)->table_create(device, n_params, norm_blocks, table);
 }
 
-void spw__kern_table_destroy(spw__adam_table *table)
+void spw__kern_table_destroy(spw__step_table *table)
 {
     if (table)
         table->ops->table_destroy(table);
 }
 
-int spw__kern_table_begin(spw__adam_table *table, const spw__adam_step *step)
+int spw__kern_table_begin(spw__step_table *table, const spw__step_request *step)
 {
     return table->ops->table_begin(table, step);
 }
 
-bool spw__kern_table_skips(const spw__adam_table *table)
+bool spw__kern_table_skips(const spw__step_table *table)
 {
     return table->skips;
 }
 
-const spw__adam_consts *spw__kern_table_consts(const spw__adam_table *table, uint64_t param)
+const spw__adam_consts *spw__kern_table_consts(const spw__step_table *table, uint64_t param)
 {
     return &table->consts[param];
 }
 
-int spw__kern_table_verdict(spw__adam_table *table, spw__adam_verdict *verdict)
+int spw__kern_table_verdict(spw__step_table *table, spw__verdict *verdict)
 {
     return table->ops->table_verdict(table, verdict);
 }
 
-int spw__kern_table_get(spw__adam_table *table, uint64_t param, spw__adam_progress *progress)
+int spw__kern_table_get(spw__step_table *table, uint64_t param, spw__param_progress *progress)
 {
     return table->ops->table_get(table, param, progress);
 }
 
-int spw__kern_table_set(spw__adam_table *table, uint64_t param, const spw__adam_progress *progress)
+int spw__kern_table_set(spw__step_table *table, uint64_t param, const spw__param_progress *progress)
 {
     return table->ops->table_set(table, param, progress);
 }
@@ -68,12 +68,13 @@ uint64_t spw__kern_norm_blocks(const spw__norm_run *runs, uint64_t n_runs)
     return n_blocks;
 }
 
-int spw__kern_norm(spw__adam_table *table, const spw__norm_run *runs, uint64_t n_runs, double *norm)
+int spw__kern_norm(spw__step_table *table, const spw__norm_run *runs, uint64_t n_runs, double *norm)
 {
     return table->ops->norm(table, runs, n_runs, norm);
 }
 
-int spw__kern_adam(spw_device *device, const spw__adam_run *runs, uint64_t n_runs, void *stream)
+int spw__kern_update(spw_device *device, spw_rule rule, const spw__update_run *runs,
+                     uint64_t n_runs, void *stream)
 {
-    return n_runs ? ops_of(device)->adam(device, runs, n_runs, stream) : 0;
+    return n_runs ? ops_of(device)->update(device, rule, runs, n_runs, stream) : 0;
 }

@@ -51,67 +51,78 @@ static span span_of(uint64_t n, uint64_t start, uint64_t from, uint64_t to)
     return (span){.first = first, .n = last - first};
 }
 
-/* ---------------------------------------------------------------------------------- AdamW -- */
+/* --------------------------------------------------------------------------------- update -- */
 
-typedef struct adam_work {
-    const spw__adam_run *runs;
+typedef struct update_work {
+    const spw__update_run *runs;
     const spw__loops *loops;
     const spw__code_maps *maps;
     split split;
-} adam_work;
+    spw_rule rule;
+} update_work;
 
-static spw__adam_run part_of_run(const spw__adam_run *run, span s)
+static float *absmax_of_part(float *absmax, span s)
 {
-    spw__adam_run part = *run;
+    return absmax ? absmax + s.first / SPW__BLOCK : NULL;
+}
+
+static spw__update_run part_of_run(const spw__update_run *run, span s)
+{
+    spw__update_run part = *run;
     size_t state_bytes = run->absmax_m ? 1 : sizeof(float);
     part.p = (char *)run->p + s.first * spw__type_bytes(run->p_type);
     part.g = (const char *)run->g + s.first * spw__type_bytes(run->g_type);
     part.m = (char *)run->m + s.first * state_bytes;
-    part.v = (char *)run->v + s.first * state_bytes;
-    if (run->absmax_m) {
-        part.absmax_m += s.first / SPW__BLOCK;
-        part.absmax_v += s.first / SPW__BLOCK;
-    }
+    part.v = run->v ? (char *)run->v + s.first * state_bytes : NULL;
+    part.m_slow = run->m_slow ? (char *)run->m_slow + s.first * state_bytes : NULL;
+    part.absmax_m = absmax_of_part(run->absmax_m, s);
+    part.absmax_v = absmax_of_part(run->absmax_v, s);
+    part.absmax_m_slow = absmax_of_part(run->absmax_m_slow, s);
     part.n = s.n;
     return part;
 }
 
-static void adam_part(const adam_work *work, const spw__adam_run *part)
+static void update_part(const update_work *work, const spw__update_run *part)
 {
+    const spw__loops *loops = work->loops;
+    bool is_adamw = work->rule == SPW_ADAMW;
     if (part->absmax_m)
-        work->loops->adam8[part->p_type][part->g_type](part, work->maps);
+        (is_adamw ? loops->adam8[part->p_type][part->g_type]
+                  : loops->rule8[work->rule])(part, work->maps);
     else
-        work->loops->adam32[part->p_type][part->g_type](part);
+        (is_adamw ? loops->adam32[part->p_type][part->g_type] : loops->rule32[work->rule])(part);
 }
 
-static void adam_task(void *context, size_t index)
+static void update_task(void *context, size_t index)
 {
-    const adam_work *work = context;
+    const update_work *work = context;
     uint64_t from = first_block(work->split, index), to = first_block(work->split, index + 1);
     uint64_t start = 0;
-    for (const spw__adam_run *run = work->runs; start < to; run++) {
+    for (const spw__update_run *run = work->runs; start < to; run++) {
         uint64_t end = start + blocks_of(run->n);
         if (end > from && end > start) {
-            spw__adam_run part = part_of_run(run, span_of(run->n, start, from, to));
-            adam_part(work, &part);
+            spw__update_run part = part_of_run(run, span_of(run->n, start, from, to));
+            update_part(work, &part);
         }
         start = end;
     }
 }
 
-static int cpu_adam(spw_device *device, const spw__adam_run *runs, uint64_t n_runs, void *stream)
+static int cpu_update(spw_device *device, spw_rule rule, const spw__update_run *runs,
+                      uint64_t n_runs, void *stream)
 {
     (void)stream; /* the cpu device is always done on return */
     uint64_t n_blocks = 0;
     for (uint64_t i = 0; i < n_runs; i++)
         n_blocks += blocks_of(runs[i].n);
-    adam_work work = {
+    update_work work = {
         .runs = runs,
         .loops = spw__loops_get(),
         .maps = spw__code_maps_get(),
         .split = split_of(device, n_blocks),
+        .rule = rule,
     };
-    spw__pool_run(device->pool, work.split.n_tasks, adam_task, &work);
+    spw__pool_run(device->pool, work.split.n_tasks, update_task, &work);
     return 0;
 }
 
@@ -163,13 +174,13 @@ static double sum_pairs(double *x, uint64_t n)
  */
 
 typedef struct cpu_table {
-    spw__adam_table table; /* first */
-    spw__adam_progress *progress;
+    spw__step_table table; /* first */
+    spw__param_progress *progress;
     double *sums; /* one a block of the gradients */
-    spw__adam_verdict verdict;
+    spw__verdict verdict;
 } cpu_table;
 
-static void cpu_table_destroy(spw__adam_table *table)
+static void cpu_table_destroy(spw__step_table *table)
 {
     cpu_table *cpu = (cpu_table *)table;
     free(cpu->table.consts);
@@ -179,12 +190,12 @@ static void cpu_table_destroy(spw__adam_table *table)
 }
 
 static int cpu_table_create(spw_device *device, uint64_t n_params, uint64_t norm_blocks,
-                            spw__adam_table **table)
+                            spw__step_table **table)
 {
     cpu_table *cpu = spw__calloc(1, sizeof *cpu);
     if (!cpu)
         return SPW_EHOSTMEM;
-    cpu->table = (spw__adam_table){.ops = &spw__kern_cpu, .device = device, .n_params = n_params};
+    cpu->table = (spw__step_table){.ops = &spw__kern_cpu, .device = device, .n_params = n_params};
     cpu->table.consts = spw__calloc(n_params, sizeof *cpu->table.consts);
     cpu->progress = spw__calloc(n_params, sizeof *cpu->progress);
     cpu->sums = spw__calloc(norm_blocks, sizeof *cpu->sums);
@@ -196,7 +207,7 @@ static int cpu_table_create(spw_device *device, uint64_t n_params, uint64_t norm
     return 0;
 }
 
-static int cpu_norm(spw__adam_table *table, const spw__norm_run *runs, uint64_t n_runs,
+static int cpu_norm(spw__step_table *table, const spw__norm_run *runs, uint64_t n_runs,
                     double *norm)
 {
     double *sums = ((cpu_table *)table)->sums;
@@ -216,42 +227,43 @@ static int cpu_norm(spw__adam_table *table, const spw__norm_run *runs, uint64_t 
     return 0;
 }
 
-static int cpu_table_begin(spw__adam_table *table, const spw__adam_step *step)
+static int cpu_table_begin(spw__step_table *table, const spw__step_request *step)
 {
     cpu_table *cpu = (cpu_table *)table;
-    spw__adam_verdict *verdict = &cpu->verdict;
-    spw__adam_open(verdict, step->grad_scale, step->loss_scale, step->found_inf);
+    spw__verdict *verdict = &cpu->verdict;
+    spw__verdict_open(verdict, step->grad_scale, step->loss_scale, step->found_inf);
     if (step->max_norm > 0) {
         double norm;
         (void)cpu_norm(table, step->norm_runs, step->n_norm_runs, &norm);
-        spw__adam_judge(verdict, norm, step->max_norm);
+        spw__verdict_judge(verdict, norm, step->max_norm);
     }
     table->skips = verdict->skip;
     verdict->steps += !verdict->skip;
     verdict->skipped += verdict->skip;
     for (uint64_t i = 0; i < table->n_params && !verdict->skip; i++) {
-        const spw__adam_hyper *hyper = &step->hyper[i];
-        if (!hyper->takes_part)
+        if (step->groups[i] == SPW__SITS_OUT)
             continue;
+        const spw__hyper *hyper = &step->hyper[step->groups[i]];
         table->consts[i] = spw__adam_consts_of(hyper, &cpu->progress[i], verdict->factor);
         cpu->progress[i].step++;
     }
     return 0;
 }
 
-static int cpu_table_verdict(spw__adam_table *table, spw__adam_verdict *verdict)
+static int cpu_table_verdict(spw__step_table *table, spw__verdict *verdict)
 {
     *verdict = ((cpu_table *)table)->verdict;
     return 0;
 }
 
-static int cpu_table_get(spw__adam_table *table, uint64_t param, spw__adam_progress *progress)
+static int cpu_table_get(spw__step_table *table, uint64_t param, spw__param_progress *progress)
 {
     *progress = ((cpu_table *)table)->progress[param];
     return 0;
 }
 
-static int cpu_table_set(spw__adam_table *table, uint64_t param, const spw__adam_progress *progress)
+static int cpu_table_set(spw__step_table *table, uint64_t param,
+                         const spw__param_progress *progress)
 {
     ((cpu_table *)table)->progress[param] = *progress;
     return 0;
@@ -265,5 +277,5 @@ const spw__kern_ops spw__kern_cpu = {
     .table_get = cpu_table_get,
     .table_set = cpu_table_set,
     .norm = cpu_norm,
-    .adam = cpu_adam,
+    .update = cpu_update,
 };

@@ -14,6 +14,7 @@
 #include "base/mem.h"
 #include "dev/cuda.h"
 
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -38,6 +39,7 @@ typedef struct cuda_kern {
     spw__cuda *cuda;
     CUmodule module;
     CUfunction adam[KINDS];
+    CUfunction rules[SPW__RULES][2]; /* 32-bit state, 8-bit; none for SPW_ADAMW */
     CUfunction norm_groups, norm_tensors, norm_total, begin;
     void *maps;     /* spw__code_maps on the device */
     spw__lock lock; /* guards the feed: held from taking a buffer to its launch */
@@ -85,12 +87,24 @@ static int get_adam(cuda_kern *kern, int kind)
     return get_function(kern, name, &kern->adam[kind]);
 }
 
+static int get_rule(cuda_kern *kern, spw_rule rule)
+{
+    static const char *const names[SPW__RULES] = {NULL, "adam_any", "lion", "ademamix"};
+    char name[32];
+    (void)snprintf(name, sizeof name, "spw_%s32", names[rule]);
+    int rc = get_function(kern, name, &kern->rules[rule][0]);
+    (void)snprintf(name, sizeof name, "spw_%s8", names[rule]);
+    return rc < 0 ? rc : get_function(kern, name, &kern->rules[rule][1]);
+}
+
 /* In the context. */
 static int load_module(cuda_kern *kern)
 {
     int rc = SPW__CUDA_TRY(kern->cuda, cuModuleLoadData(&kern->module, spw__kernels_fatbin));
     for (int kind = 0; rc == 0 && kind < KINDS; kind++)
         rc = get_adam(kern, kind);
+    for (int rule = SPW_ADAMW + 1; rc == 0 && rule < SPW__RULES; rule++)
+        rc = get_rule(kern, (spw_rule)rule);
     if (rc == 0)
         rc = get_function(kern, "spw_norm_groups", &kern->norm_groups);
     if (rc == 0)
@@ -195,18 +209,18 @@ static int start(cuda_kern *kern, launch l)
                                                     1, 1, 0, l.stream, params, NULL));
 }
 
-/* ---------------------------------------------------------------------------------- AdamW -- */
+/* --------------------------------------------------------------------------------- update -- */
 
-typedef struct adam_batch {
+typedef struct run_batch {
     cuda_kern *kern;
     CUfunction function;
     bool is_8bit;
     void *stream;
     spw__gpu_adam_args args;
     feed_buffer *buffer; /* NULL: the runs so far are in args.few */
-} adam_batch;
+} run_batch;
 
-static int flush(adam_batch *batch)
+static int flush(run_batch *batch)
 {
     cuda_kern *kern = batch->kern;
     spw__gpu_adam_args *args = &batch->args;
@@ -234,7 +248,7 @@ static int flush(adam_batch *batch)
 }
 
 /* Where the next run goes: along with the launch, or into a buffer when they are many. */
-static int place_for_run(adam_batch *batch, spw__gpu_run **place)
+static int place_for_run(run_batch *batch, spw__gpu_run **place)
 {
     uint32_t n = batch->args.n_runs;
     int rc = 0;
@@ -250,7 +264,7 @@ static int place_for_run(adam_batch *batch, spw__gpu_run **place)
     return rc;
 }
 
-static int add_run(adam_batch *batch, const spw__adam_run *run)
+static int add_run(run_batch *batch, const spw__update_run *run)
 {
     spw__gpu_run *place;
     int rc = place_for_run(batch, &place);
@@ -264,49 +278,64 @@ static int add_run(adam_batch *batch, const spw__adam_run *run)
                             .absmax_v = run->absmax_v,
                             .n = run->n,
                             .consts = run->consts,
-                            .first_tile = batch->args.n_tiles};
+                            .first_tile = batch->args.n_tiles,
+                            .m_slow = run->m_slow,
+                            .absmax_m_slow = run->absmax_m_slow};
     batch->args.n_runs++;
     batch->args.n_tiles += run->n / SPW__GPU_TILE + (run->n % SPW__GPU_TILE != 0);
     return 0;
 }
 
-static int kind_of(const spw__adam_run *run)
+static int kind_of(const spw__update_run *run)
 {
     return (run->absmax_m ? PAIRS : 0) + (int)run->p_type * SPW__TYPES + (int)run->g_type;
 }
 
-static int adam_kind(cuda_kern *kern, int kind, const spw__adam_run *runs, uint64_t n_runs,
-                     void *stream)
+/* What one call to cuda_update is to do. */
+typedef struct updating {
+    cuda_kern *kern;
+    const spw__update_run *runs;
+    uint64_t n_runs;
+    void *stream;
+    spw_rule rule;
+} updating;
+
+static int update_kind(const updating *u, int kind)
 {
-    adam_batch batch = {.kern = kern,
-                        .function = kern->adam[kind],
-                        .is_8bit = kind >= PAIRS,
-                        .stream = stream,
-                        .args = {.maps = kern->maps}};
+    cuda_kern *kern = u->kern;
+    bool is_8bit = kind >= PAIRS, is_adamw = u->rule == SPW_ADAMW;
+    run_batch batch = {.kern = kern,
+                       .function = is_adamw ? kern->adam[kind] : kern->rules[u->rule][is_8bit],
+                       .is_8bit = is_8bit,
+                       .stream = u->stream,
+                       .args = {.maps = kern->maps,
+                                .p_type = (uint32_t)(kind / SPW__TYPES % SPW__TYPES),
+                                .g_type = (uint32_t)(kind % SPW__TYPES)}};
     int rc = 0;
-    for (uint64_t i = 0; rc == 0 && i < n_runs; i++)
-        if (kind_of(&runs[i]) == kind && runs[i].n)
-            rc = add_run(&batch, &runs[i]);
+    for (uint64_t i = 0; rc == 0 && i < u->n_runs; i++)
+        if (kind_of(&u->runs[i]) == kind && u->runs[i].n)
+            rc = add_run(&batch, &u->runs[i]);
     return rc < 0 ? rc : flush(&batch);
 }
 
-static int cuda_adam(spw_device *device, const spw__adam_run *runs, uint64_t n_runs, void *stream)
+static int cuda_update(spw_device *device, spw_rule rule, const spw__update_run *runs,
+                       uint64_t n_runs, void *stream)
 {
-    cuda_kern *kern;
-    int rc = kern_get(device, &kern);
+    updating u = {.runs = runs, .n_runs = n_runs, .stream = stream, .rule = rule};
+    int rc = kern_get(device, &u.kern);
     if (rc == 0)
-        rc = spw__cuda_enter(kern->cuda);
+        rc = spw__cuda_enter(u.kern->cuda);
     if (rc < 0)
         return rc;
     unsigned kinds = 0;
     for (uint64_t i = 0; i < n_runs; i++)
         kinds |= 1u << kind_of(&runs[i]);
-    spw__lock_take(&kern->lock);
+    spw__lock_take(&u.kern->lock);
     for (int kind = 0; rc == 0 && kind < KINDS; kind++)
         if (kinds >> kind & 1)
-            rc = adam_kind(kern, kind, runs, n_runs, stream);
-    spw__lock_drop(&kern->lock);
-    spw__cuda_leave(kern->cuda);
+            rc = update_kind(&u, kind);
+    spw__lock_drop(&u.kern->lock);
+    spw__cuda_leave(u.kern->cuda);
     return rc;
 }
 
@@ -320,16 +349,16 @@ static int cuda_check_stream(spw_device *device, void *stream)
 /* On the device, one after the other: verdict, progress, sums of tensors, sums of groups; the
  * constants are an allocation of their own. */
 typedef struct cuda_table {
-    spw__adam_table table; /* first */
+    spw__step_table table; /* first */
     cuda_kern *kern;
     void *memory;
-    spw__adam_verdict *verdict;
-    spw__adam_progress *progress;
+    spw__verdict *verdict;
+    spw__param_progress *progress;
     double *norm, *tensors, *groups;
     void *begun; /* event: what was begun is done */
 } cuda_table;
 
-static void cuda_table_destroy(spw__adam_table *base)
+static void cuda_table_destroy(spw__step_table *base)
 {
     cuda_table *table = (cuda_table *)base;
     (void)spw__dev_event_wait(base->device, table->begun);
@@ -364,7 +393,7 @@ static int make_memory(cuda_table *table, uint64_t norm_blocks)
 }
 
 static int cuda_table_create(spw_device *device, uint64_t n_params, uint64_t norm_blocks,
-                             spw__adam_table **result)
+                             spw__step_table **result)
 {
     cuda_kern *kern;
     int rc = kern_get(device, &kern);
@@ -375,7 +404,7 @@ static int cuda_table_create(spw_device *device, uint64_t n_params, uint64_t nor
         return SPW_EHOSTMEM;
     table->kern = kern;
     table->table =
-        (spw__adam_table){.ops = &spw__kern_cuda, .device = device, .n_params = n_params};
+        (spw__step_table){.ops = &spw__kern_cuda, .device = device, .n_params = n_params};
     rc = spw__dev_event_create(device, &table->begun);
     if (rc == 0)
         rc = make_memory(table, norm_blocks);
@@ -423,32 +452,38 @@ static int queue_norm(cuda_table *table, const spw__norm_run *runs, uint64_t n_r
     return rc;
 }
 
-/* Context entered, lock held. The first launch judges the norm; with more parameters than a buffer
- * holds, the others only copy its verdict's consequences. */
-static int queue_begin(cuda_table *table, const spw__adam_step *step)
+/* Context entered, lock held. */
+static int queue_begin(cuda_table *table, const spw__step_request *step)
 {
     cuda_kern *kern = table->kern;
     feed_buffer *buffer;
     uint64_t n = table->table.n_params;
-    if (n > FEED_BYTES / sizeof *step->hyper)
-        return spw__error(SPW_ENOTSUP, "more than %zu parameter tensors on a cuda device",
-                          FEED_BYTES / sizeof *step->hyper);
+    uint64_t hyper_bytes = step->n_groups * sizeof *step->hyper;
+    uint64_t bytes = hyper_bytes + n * sizeof *step->groups;
+    if (bytes > FEED_BYTES)
+        return spw__error(SPW_ENOTSUP,
+                          "%" PRIu64 " parameter tensors in %" PRIu64 " groups are too many for a "
+                          "cuda device: %zu tensors, or fewer with so many groups",
+                          n, step->n_groups, (size_t)FEED_BYTES / sizeof *step->groups);
     int rc = take_buffer(kern, &buffer);
     if (rc < 0)
         return rc;
-    memcpy(buffer->host, step->hyper, n * sizeof *step->hyper);
+    memcpy(buffer->host, step->hyper, hyper_bytes);
+    memcpy((char *)buffer->host + hyper_bytes, step->groups, n * sizeof *step->groups);
     spw__gpu_begin_args args = {.hyper = (const void *)(uintptr_t)buffer->device,
+                                .groups = (const void *)(uintptr_t)(buffer->device + hyper_bytes),
                                 .progress = table->progress,
                                 .consts = table->table.consts,
                                 .verdict = table->verdict,
                                 .tensors = table->tensors,
                                 .n_params = n,
+                                .n_groups = step->n_groups,
                                 .n_tensors = step->n_norm_runs,
                                 .max_norm = step->max_norm,
                                 .grad_scale = step->grad_scale,
                                 .loss_scale = step->loss_scale,
                                 .found_inf = step->found_inf};
-    rc = send_buffer(kern, buffer, n * sizeof *step->hyper, step->stream);
+    rc = send_buffer(kern, buffer, bytes, step->stream);
     if (rc == 0)
         rc = start(kern, (launch){kern->begin, 1, SPW__GPU_NORM_THREADS, &args, step->stream});
     int freed = free_buffer(kern, buffer, step->stream);
@@ -456,7 +491,7 @@ static int queue_begin(cuda_table *table, const spw__adam_step *step)
     return rc < 0 ? rc : mark(kern, table->begun, step->stream);
 }
 
-static int cuda_table_begin(spw__adam_table *base, const spw__adam_step *step)
+static int cuda_table_begin(spw__step_table *base, const spw__step_request *step)
 {
     cuda_table *table = (cuda_table *)base;
     cuda_kern *kern = table->kern;
@@ -473,7 +508,7 @@ static int cuda_table_begin(spw__adam_table *base, const spw__adam_step *step)
     return rc;
 }
 
-static int cuda_norm(spw__adam_table *base, const spw__norm_run *runs, uint64_t n_runs,
+static int cuda_norm(spw__step_table *base, const spw__norm_run *runs, uint64_t n_runs,
                      double *norm)
 {
     cuda_table *table = (cuda_table *)base;
@@ -499,24 +534,25 @@ static int cuda_norm(spw__adam_table *base, const spw__norm_run *runs, uint64_t 
     return rc < 0 ? rc : spw__dev_copy_now(base->device, norm, table->norm, sizeof *norm);
 }
 
-static int read_back(spw__adam_table *base, void *to, const void *from, uint64_t bytes)
+static int read_back(spw__step_table *base, void *to, const void *from, uint64_t bytes)
 {
     cuda_table *table = (cuda_table *)base;
     int rc = spw__dev_event_wait(base->device, table->begun);
     return rc < 0 ? rc : spw__dev_copy_now(base->device, to, from, bytes);
 }
 
-static int cuda_table_verdict(spw__adam_table *table, spw__adam_verdict *verdict)
+static int cuda_table_verdict(spw__step_table *table, spw__verdict *verdict)
 {
     return read_back(table, verdict, ((cuda_table *)table)->verdict, sizeof *verdict);
 }
 
-static int cuda_table_get(spw__adam_table *table, uint64_t param, spw__adam_progress *progress)
+static int cuda_table_get(spw__step_table *table, uint64_t param, spw__param_progress *progress)
 {
     return read_back(table, progress, &((cuda_table *)table)->progress[param], sizeof *progress);
 }
 
-static int cuda_table_set(spw__adam_table *base, uint64_t param, const spw__adam_progress *progress)
+static int cuda_table_set(spw__step_table *base, uint64_t param,
+                          const spw__param_progress *progress)
 {
     cuda_table *table = (cuda_table *)base;
     int rc = spw__dev_event_wait(base->device, table->begun);
@@ -534,7 +570,7 @@ const spw__kern_ops spw__kern_cuda = {
     .table_get = cuda_table_get,
     .table_set = cuda_table_set,
     .norm = cuda_norm,
-    .adam = cuda_adam,
+    .update = cuda_update,
 };
 
 #endif

@@ -8,11 +8,17 @@
 
 enum { ALIGN = 64 };
 
-spw__parts spw__piece_parts(bool is_8bit, uint64_t n)
+spw__parts spw__piece_parts(spw_rule rule, bool is_8bit, uint64_t n)
 {
     uint64_t moment = is_8bit ? n : n * sizeof(float);
     uint64_t absmax = is_8bit ? (n + SPW__BLOCK - 1) / SPW__BLOCK * sizeof(float) : 0;
-    spw__parts parts = {.bytes = {moment, moment, absmax, absmax}};
+    uint64_t has_v = spw__rule_has_v(rule), has_m_slow = spw__rule_has_m_slow(rule);
+    spw__parts parts = {.bytes = {[SPW_PART_M] = moment,
+                                  [SPW_PART_V] = moment * has_v,
+                                  [SPW_PART_ABSMAX_M] = absmax,
+                                  [SPW_PART_ABSMAX_V] = absmax * has_v,
+                                  [SPW_PART_M_SLOW] = moment * has_m_slow,
+                                  [SPW_PART_ABSMAX_M_SLOW] = absmax * has_m_slow}};
     for (int i = 0; i < SPW__PARTS; i++) {
         parts.at[i] = parts.end;
         parts.end += spw__round_up(parts.bytes[i], ALIGN);
@@ -21,11 +27,11 @@ spw__parts spw__piece_parts(bool is_8bit, uint64_t n)
 }
 
 /* The most elements, whole splits unless it is the rest, whose state fits in `room` bytes. */
-static uint64_t fitting(bool is_8bit, uint64_t left, uint64_t room)
+static uint64_t fitting(spw_rule rule, bool is_8bit, uint64_t left, uint64_t room)
 {
-    if (spw__piece_parts(is_8bit, left).end <= room)
+    if (spw__piece_parts(rule, is_8bit, left).end <= room)
         return left;
-    return room / spw__piece_parts(is_8bit, SPW__SPLIT).end * SPW__SPLIT;
+    return room / spw__piece_parts(rule, is_8bit, SPW__SPLIT).end * SPW__SPLIT;
 }
 
 static int append(spw_optim *optim, const spw__piece *piece)
@@ -45,9 +51,11 @@ typedef struct cursor {
 static int place_param(spw_optim *optim, uint64_t index, cursor *at)
 {
     spw__param *param = &optim->params[index];
+    spw_rule rule = optim->config.rule;
     param->first_piece = optim->n_pieces;
     for (uint64_t first = 0; first < param->n;) {
-        uint64_t n = fitting(param->is_8bit, param->n - first, at->page_bytes - at->offset);
+        uint64_t room = at->page_bytes - at->offset;
+        uint64_t n = fitting(rule, param->is_8bit, param->n - first, room);
         if (n == 0) {
             at->page++;
             at->offset = 0;
@@ -57,7 +65,7 @@ static int place_param(spw_optim *optim, uint64_t index, cursor *at)
         int rc = append(optim, &piece);
         if (rc < 0)
             return rc;
-        at->offset += spw__piece_parts(param->is_8bit, n).end;
+        at->offset += spw__piece_parts(rule, param->is_8bit, n).end;
         first += n;
     }
     param->n_pieces = optim->n_pieces - param->first_piece;
@@ -68,7 +76,8 @@ static uint64_t raw_bytes(const spw_optim *optim)
 {
     uint64_t bytes = 0;
     for (size_t i = 0; i < optim->n_params; i++)
-        bytes += spw__piece_parts(optim->params[i].is_8bit, optim->params[i].n).end;
+        bytes +=
+            spw__piece_parts(optim->config.rule, optim->params[i].is_8bit, optim->params[i].n).end;
     return bytes;
 }
 
@@ -102,8 +111,8 @@ static int make_step_tables(spw_optim *optim)
     optim->runs = spw__calloc(optim->n_pieces, sizeof *optim->runs);
     optim->visit = spw__calloc((size_t)optim->n_pages, sizeof *optim->visit);
     optim->norm_runs = spw__calloc(optim->n_params, sizeof *optim->norm_runs);
-    optim->hyper = spw__calloc(optim->n_params, sizeof *optim->hyper);
-    bool made = optim->runs && optim->visit && optim->norm_runs && optim->hyper;
+    optim->takes_part = spw__calloc(optim->n_params, sizeof *optim->takes_part);
+    bool made = optim->runs && optim->visit && optim->norm_runs && optim->takes_part;
     return made ? make_kern_table(optim) : SPW_EHOSTMEM;
 }
 
@@ -149,14 +158,14 @@ void spw__optim_free_layout(spw_optim *optim)
     free(optim->runs);
     free(optim->visit);
     free(optim->norm_runs);
-    free(optim->hyper);
+    free(optim->takes_part);
     spw__kern_table_destroy(optim->table);
     optim->pieces = NULL;
     optim->page_first = NULL;
     optim->runs = NULL;
     optim->visit = NULL;
     optim->norm_runs = NULL;
-    optim->hyper = NULL;
+    optim->takes_part = NULL;
     optim->table = NULL;
     optim->n_pieces = optim->piece_capacity = 0;
     optim->n_pages = 0;

@@ -9,8 +9,13 @@
 
 void spw_group_default(spw_group *group)
 {
-    *group = (spw_group){
-        .size = sizeof *group, .lr_scale = 1, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8};
+    *group = (spw_group){.size = sizeof *group,
+                         .lr_scale = 1,
+                         .beta1 = 0.9,
+                         .beta2 = 0.999,
+                         .eps = 1e-8,
+                         .beta3 = 0.9999,
+                         .alpha = 5};
 }
 
 void spw_optim_config_default(spw_optim_config *config)
@@ -34,6 +39,17 @@ static int check_not_negative(const char *name, double value)
     return 0;
 }
 
+static int check_slow(const spw_group *group)
+{
+    int rc = check_beta("beta3", group->beta3);
+    if (rc == 0)
+        rc = check_not_negative("alpha", group->alpha);
+    if (rc == 0 && group->t_beta3 && !(group->beta1 > 0 && group->beta3 > 0))
+        rc = spw__error(SPW_EINVAL, "t_beta3 %" PRIu64 ": beta1 %g and beta3 %g must be above 0",
+                        group->t_beta3, group->beta1, group->beta3);
+    return rc;
+}
+
 static int check_group(const spw_group *group)
 {
     if (!group || group->size != sizeof *group)
@@ -48,7 +64,9 @@ static int check_group(const spw_group *group)
         rc = check_not_negative("eps", group->eps);
     if (rc == 0)
         rc = check_not_negative("weight_decay", group->weight_decay);
-    return rc;
+    if (rc == 0 && (unsigned)group->decay > SPW_DECAY_AFTER)
+        rc = spw__error(SPW_EINVAL, "decay %d is none of spw_decay", (int)group->decay);
+    return rc < 0 ? rc : check_slow(group);
 }
 
 static int check_config(const spw_optim_config *config)
@@ -58,6 +76,8 @@ static int check_config(const spw_optim_config *config)
                           "spw_optim_config.size is %u, not %zu: call "
                           "spw_optim_config_default",
                           config->size, sizeof *config);
+    if ((unsigned)config->rule >= SPW__RULES)
+        return spw__error(SPW_EINVAL, "rule %d is none of spw_rule", (int)config->rule);
     if (config->state != SPW_STATE_32BIT && config->state != SPW_STATE_8BIT)
         return spw__error(SPW_EINVAL, "state %d is none of spw_state", (int)config->state);
     return check_group(&config->group);
@@ -102,6 +122,7 @@ void spw_optim_destroy(spw_optim *optim)
         free(optim->params[i].name);
     free(optim->params);
     free(optim->groups);
+    free(optim->hyper);
     free(optim);
 }
 
@@ -113,6 +134,9 @@ int spw_optim_add_group(spw_optim *optim, const spw_group *group)
     if (rc == 0)
         rc = spw__grow(&optim->groups, &optim->group_capacity, optim->n_groups + 1,
                        sizeof *optim->groups);
+    if (rc == 0)
+        rc = spw__grow(&optim->hyper, &optim->hyper_capacity, optim->n_groups + 1,
+                       sizeof *optim->hyper);
     if (rc < 0)
         return rc;
     optim->groups[optim->n_groups] = *group;
@@ -248,7 +272,7 @@ int spw_optim_get_step(spw_optim *optim, uint64_t index, uint64_t *step)
     int rc = check_index(optim, index);
     if (rc < 0)
         return rc;
-    spw__adam_progress progress = optim->params[index].start;
+    spw__param_progress progress = optim->params[index].start;
     if (optim->table)
         rc = spw__kern_table_get(optim->table, index, &progress);
     if (rc == 0)
@@ -262,7 +286,7 @@ int spw_optim_set_step(spw_optim *optim, uint64_t index, uint64_t step)
     if (rc < 0)
         return rc;
     spw__param *param = &optim->params[index];
-    param->start = (spw__adam_progress){.step = step};
+    param->start = (spw__param_progress){.step = step};
     return optim->table ? spw__kern_table_set(optim->table, index, &param->start) : 0;
 }
 
@@ -270,7 +294,7 @@ int spw_optim_info_get(spw_optim *optim, spw_optim_info *info)
 {
     if (!optim || !info)
         return spw__error(SPW_EINVAL, "spw_optim_info_get: optim and info may not be NULL");
-    spw__adam_verdict verdict = {0};
+    spw__verdict verdict = {0};
     int rc = optim->table ? spw__kern_table_verdict(optim->table, &verdict) : 0;
     if (rc < 0)
         return rc;

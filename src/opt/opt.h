@@ -7,9 +7,10 @@
  * Called through spillway.h, by one thread at a time.
  *
  * Layout. Parameters follow one another in order of registration. A piece is a run of one
- * parameter's elements inside one page: its m, v and (8-bit) absmax of m and of v, each part
- * beginning at a multiple of 64 bytes. A parameter is cut at multiples of SPW__SPLIT elements, so
- * a piece is the same work whatever the page size. Many small parameters share a page.
+ * parameter's elements inside one page: the moments that the rule keeps and (8-bit) the absmax of
+ * each, in spw_part's order, each part beginning at a multiple of 64 bytes. A parameter is cut at
+ * multiples of SPW__SPLIT elements, so a piece is the same work whatever the page size. Many small
+ * parameters share a page.
  *
  * Files: opt.c (life, parameters, groups), layout.c (pieces), step.c (a step), part.c (state out
  * and in).
@@ -26,7 +27,7 @@ typedef struct spw__param {
     const void *grad;
     uint64_t n;
     uint64_t first_piece, n_pieces;
-    spw__adam_progress start; /* what the table begins with; the table's word counts once it is */
+    spw__param_progress start; /* what the table begins with; the table's word counts once it is */
     spw_type type, grad_type;
     uint32_t group;
     bool is_8bit;
@@ -40,7 +41,7 @@ typedef struct spw__piece {
     uint64_t n;
 } spw__piece;
 
-enum { SPW__PARTS = 4 }; /* of spw_part */
+enum { SPW__PARTS = 6 }; /* of spw_part */
 
 /* By spw_part: its name in checkpoints; is it codes where the state is 8-bit (else floats). */
 typedef struct spw__part_kind {
@@ -70,16 +71,18 @@ struct spw_optim {
     uint64_t n_pages;
     bool laid_out;
     bool torn;                /* a checkpoint was read in part: no step until one is read whole */
-    spw__adam_run *runs;      /* [n_pieces] */
+    spw__update_run *runs;    /* [n_pieces] */
     uint64_t *visit;          /* [n_pages]: pages of the step under way */
     spw__norm_run *norm_runs; /* [n_params] */
-    spw__adam_hyper *hyper;   /* [n_params], of the step under way */
-    spw__adam_table *table;   /* progress, constants and verdict; NULL until the layout is made */
+    spw__hyper *hyper;        /* [n_groups], of the step under way */
+    size_t hyper_capacity;
+    uint32_t *takes_part;   /* [n_params]: its group in this step, or SPW__SITS_OUT */
+    spw__step_table *table; /* progress, constants and verdict; NULL until the layout is made */
 };
 
 /* layout.c: fixes the layout and tells the pager; once. Nothing changed on error. */
 int spw__optim_lay_out(spw_optim *optim);
 void spw__optim_free_layout(spw_optim *optim);
-spw__parts spw__piece_parts(bool is_8bit, uint64_t n);
+spw__parts spw__piece_parts(spw_rule rule, bool is_8bit, uint64_t n);
 
 #endif

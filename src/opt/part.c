@@ -10,6 +10,8 @@ const spw__part_kind spw__part_kinds[SPW__PARTS] = {
     [SPW_PART_V] = {"v", true},
     [SPW_PART_ABSMAX_M] = {"absmax_m", false},
     [SPW_PART_ABSMAX_V] = {"absmax_v", false},
+    [SPW_PART_M_SLOW] = {"m_slow", true},
+    [SPW_PART_ABSMAX_M_SLOW] = {"absmax_m_slow", false},
 };
 
 static int check(const spw_optim *optim, uint64_t index, spw_part part)
@@ -27,7 +29,7 @@ int64_t spw_optim_part_bytes(spw_optim *optim, uint64_t index, spw_part part)
     if (rc < 0)
         return rc;
     const spw__param *param = &optim->params[index];
-    return (int64_t)spw__piece_parts(param->is_8bit, param->n).bytes[part];
+    return (int64_t)spw__piece_parts(optim->config.rule, param->is_8bit, param->n).bytes[part];
 }
 
 /* What to do with one piece of the part. */
@@ -46,7 +48,7 @@ static int move_part(spw_optim *optim, uint64_t index, spw_part part, char *host
     const spw__param *param = &optim->params[index];
     for (uint64_t i = 0; rc == 0 && i < param->n_pieces; i++) {
         const spw__piece *piece = &optim->pieces[param->first_piece + i];
-        spw__parts parts = spw__piece_parts(param->is_8bit, piece->n);
+        spw__parts parts = spw__piece_parts(optim->config.rule, param->is_8bit, piece->n);
         rc = move(optim->pager, piece->page, piece->offset + parts.at[part], host,
                   parts.bytes[part]);
         host += parts.bytes[part];

@@ -39,15 +39,25 @@ int spw_optim_grad_norm(spw_optim *optim, double *norm)
 
 static void fill_hyper(spw_optim *optim, double lr)
 {
+    for (size_t i = 0; i < optim->n_groups; i++) {
+        const spw_group *group = &optim->groups[i];
+        optim->hyper[i] = (spw__hyper){.lr = lr * group->lr_scale,
+                                       .beta1 = group->beta1,
+                                       .beta2 = group->beta2,
+                                       .eps = group->eps,
+                                       .weight_decay = group->weight_decay,
+                                       .beta3 = group->beta3,
+                                       .alpha = group->alpha,
+                                       .log_beta1 = log(group->beta1),
+                                       .log_beta3 = log(group->beta3),
+                                       .t_alpha = group->t_alpha,
+                                       .t_beta3 = group->t_beta3,
+                                       .rule = optim->config.rule,
+                                       .decay = group->decay};
+    }
     for (size_t i = 0; i < optim->n_params; i++) {
         const spw__param *param = &optim->params[i];
-        const spw_group *group = &optim->groups[param->group];
-        optim->hyper[i] = (spw__adam_hyper){.lr = lr * group->lr_scale,
-                                            .beta1 = group->beta1,
-                                            .beta2 = group->beta2,
-                                            .eps = group->eps,
-                                            .weight_decay = group->weight_decay,
-                                            .takes_part = takes_part(param)};
+        optim->takes_part[i] = takes_part(param) ? param->group : SPW__SITS_OUT;
     }
 }
 
@@ -55,37 +65,62 @@ static void fill_hyper(spw_optim *optim, double lr)
 static int begin(spw_optim *optim, const spw_step *step)
 {
     fill_hyper(optim, step->lr);
-    spw__adam_step begun = {.hyper = optim->hyper,
-                            .norm_runs = optim->norm_runs,
-                            .n_norm_runs = step->max_norm > 0 ? fill_norm_runs(optim) : 0,
-                            .max_norm = step->max_norm,
-                            .grad_scale = step->grad_scale != 0 ? step->grad_scale : 1,
-                            .loss_scale = step->loss_scale,
-                            .found_inf = step->found_inf,
-                            .stream = step->stream};
+    spw__step_request begun = {.hyper = optim->hyper,
+                               .groups = optim->takes_part,
+                               .n_groups = optim->n_groups,
+                               .norm_runs = optim->norm_runs,
+                               .n_norm_runs = step->max_norm > 0 ? fill_norm_runs(optim) : 0,
+                               .max_norm = step->max_norm,
+                               .grad_scale = step->grad_scale != 0 ? step->grad_scale : 1,
+                               .loss_scale = step->loss_scale,
+                               .found_inf = step->found_inf,
+                               .stream = step->stream};
     return spw__kern_table_begin(optim->table, &begun);
 }
 
-static spw__adam_run make_run(const spw_optim *optim, const spw__piece *piece, char *page)
+/* A part of a piece whose state is at `state`; NULL if it has no such part. */
+static void *part_at(const spw__parts *parts, spw_part part, char *state)
+{
+    return parts->bytes[part] ? state + parts->at[part] : NULL;
+}
+
+static spw__update_run make_run(const spw_optim *optim, const spw__piece *piece, char *page)
 {
     const spw__param *param = &optim->params[piece->param];
-    spw__parts parts = spw__piece_parts(param->is_8bit, piece->n);
+    spw__parts parts = spw__piece_parts(optim->config.rule, param->is_8bit, piece->n);
     char *state = page + piece->offset;
     uint64_t p_bytes = spw__type_bytes(param->type);
     uint64_t g_bytes = spw__type_bytes(param->grad_type);
-    bool quantised = param->is_8bit;
-    return (spw__adam_run){
+    return (spw__update_run){
         .p = (char *)param->data + piece->first * p_bytes,
         .g = (const char *)param->grad + piece->first * g_bytes,
-        .m = state + parts.at[SPW_PART_M],
-        .v = state + parts.at[SPW_PART_V],
-        .absmax_m = quantised ? (float *)(void *)(state + parts.at[SPW_PART_ABSMAX_M]) : NULL,
-        .absmax_v = quantised ? (float *)(void *)(state + parts.at[SPW_PART_ABSMAX_V]) : NULL,
+        .m = part_at(&parts, SPW_PART_M, state),
+        .v = part_at(&parts, SPW_PART_V, state),
+        .absmax_m = part_at(&parts, SPW_PART_ABSMAX_M, state),
+        .absmax_v = part_at(&parts, SPW_PART_ABSMAX_V, state),
+        .m_slow = part_at(&parts, SPW_PART_M_SLOW, state),
+        .absmax_m_slow = part_at(&parts, SPW_PART_ABSMAX_M_SLOW, state),
         .n = piece->n,
         .consts = spw__kern_table_consts(optim->table, piece->param),
         .p_type = param->type,
         .g_type = param->grad_type,
     };
+}
+
+/* Adam without decay is AdamW, whose kernels are the quickest; AdamW that decays after the update
+ * needs Adam's. Either way the bits are the same. */
+static spw_rule kernels_of(const spw_optim *optim)
+{
+    spw_rule rule = optim->config.rule;
+    bool plain = true;
+    for (size_t i = 0; i < optim->n_groups; i++) {
+        const spw_group *group = &optim->groups[i];
+        bool usual = rule == SPW_ADAMW && group->decay == SPW_DECAY_BEFORE;
+        plain = plain && (usual || group->weight_decay == 0);
+    }
+    if (rule != SPW_ADAMW && rule != SPW_ADAM)
+        return rule;
+    return plain ? SPW_ADAMW : SPW_ADAM;
 }
 
 /* The sweep's callback. */
@@ -99,7 +134,7 @@ static int update_pages(void *context, const spw__page_view *views, uint64_t n, 
             if (takes_part(&optim->params[optim->pieces[j].param]))
                 optim->runs[n_runs++] = make_run(optim, &optim->pieces[j], views[i].memory);
     }
-    return spw__kern_adam(optim->pager->device, optim->runs, n_runs, stream);
+    return spw__kern_update(optim->pager->device, kernels_of(optim), optim->runs, n_runs, stream);
 }
 
 /* Pages with at least one piece that has a gradient. */

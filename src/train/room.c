@@ -9,9 +9,10 @@ enum { RING_RAM = 4, RING_FILE = 8 };
 
 uint64_t spw__room_state_bytes(const spw_optim_config *optim, uint64_t n)
 {
+    uint64_t moments = optim->rule == SPW_LION ? 1 : optim->rule == SPW_ADEMAMIX ? 3 : 2;
     if (optim->state == SPW_STATE_8BIT && n >= optim->min_8bit_elements)
-        return 2 * n + 2 * sizeof(float) * ((n + 255) / 256);
-    return 2 * sizeof(float) * n;
+        return moments * (n + sizeof(float) * ((n + 255) / 256));
+    return moments * sizeof(float) * n;
 }
 
 typedef struct shape {

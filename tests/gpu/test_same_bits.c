@@ -1,7 +1,7 @@
 /*
- * The step on a cuda device has the CPU's bits: parameters and state after 20 steps, all types,
- * both kinds of state, tails, clipping, steps that are skipped, elements that are not finite; and
- * any budget, way to move and page size has the same.
+ * The step on a cuda device has the CPU's bits: parameters and state after 20 steps, all rules and
+ * types, both kinds of state, tails, clipping, steps that are skipped, elements that are not
+ * finite; and any budget, way to move and page size has the same.
  */
 #include <spillway/spillway.h>
 
@@ -26,6 +26,7 @@ static const uint64_t sizes[N_SIZES] = {1,    3,    255,   256,    257,   4095,
 
 typedef struct setup {
     const char *device;
+    spw_rule rule;
     spw_state state;
     spw_type type, grad_type;
     spw_paging paging;
@@ -114,7 +115,10 @@ static void begin(bench *b, const setup *s)
     pager.page_bytes = s->page_bytes;
     pager.pinned_mem = s->pinned_mem;
     pager.store = s->store ? s->store : "ram";
+    optim.rule = s->rule;
     optim.state = s->state;
+    optim.group.t_alpha = 7;
+    optim.group.t_beta3 = 11;
     optim.min_8bit_elements = 0;
     optim.group.weight_decay = 0.01;
     b->host = malloc(sizes[N_SIZES - 1] * 4);
@@ -164,7 +168,7 @@ static void collect(bench *b, const setup *s, outcome *o)
         size_t n = bytes_of(s->type, sizes[i]);
         ok(spw_device_copy(b->device, b->host, b->p[i], n));
         keep(o, b->host, n);
-        for (spw_part part = SPW_PART_M; part <= SPW_PART_ABSMAX_V; part++) {
+        for (spw_part part = SPW_PART_M; part <= SPW_PART_ABSMAX_M_SLOW; part++) {
             int64_t bytes = spw_optim_part_bytes(b->optim, (uint64_t)i, part);
             ok(bytes);
             if (!bytes)
@@ -211,21 +215,24 @@ static void assert_equal_runs(const outcome *expected, const setup *s)
     assert_int_equal(o.n, expected->n);
     for (size_t i = 0; i < o.n; i++)
         if (o.bytes[i] != expected->bytes[i])
-            fail_msg("%s, state %d, types %d %d, paging %d, %g%%, pages %llu, max_norm %g: "
-                     "byte %zu of %zu differs",
-                     s->device, (int)s->state, (int)s->type, (int)s->grad_type, (int)s->paging,
-                     s->state_percent, (unsigned long long)s->page_bytes, s->max_norm, i, o.n);
+            fail_msg(
+                "%s, rule %d, state %d, types %d %d, paging %d, %g%%, pages %llu, max_norm %g: "
+                "byte %zu of %zu differs",
+                s->device, (int)s->rule, (int)s->state, (int)s->type, (int)s->grad_type,
+                (int)s->paging, s->state_percent, (unsigned long long)s->page_bytes, s->max_norm, i,
+                o.n);
     free(o.bytes);
 }
 
-static void every_type_has_the_cpus_bits(void **state)
+static void every_rule_and_type_has_the_cpus_bits(void **state)
 {
     (void)state;
-    for (int i = 0; i < 36; i++) {
+    for (int i = 0; i < 36 * 4; i++) {
         setup s = {.device = "cpu",
+                   .rule = (spw_rule)(i / 36),
                    .state = i & 1 ? SPW_STATE_8BIT : SPW_STATE_32BIT,
                    .type = (spw_type)(i / 4 % 3),
-                   .grad_type = (spw_type)(i / 12),
+                   .grad_type = (spw_type)(i / 12 % 3),
                    .paging = SPW_PAGING_OFF,
                    .state_percent = -1,
                    .max_norm = i & 2 ? 1.0 : 0.0,
@@ -242,9 +249,10 @@ static void every_way_to_page_has_the_same_bits(void **state)
     (void)state;
     static const double percents[] = {0, 30, 100};
     static const uint64_t pages[] = {UINT64_C(64) << 10, UINT64_C(1) << 20};
-    for (int kind = 0; kind < 2; kind++) {
+    for (int kind = 0; kind < 8; kind++) {
         setup s = {.device = "cpu",
-                   .state = kind ? SPW_STATE_8BIT : SPW_STATE_32BIT,
+                   .rule = (spw_rule)(kind / 2),
+                   .state = kind % 2 ? SPW_STATE_8BIT : SPW_STATE_32BIT,
                    .type = SPW_BF16,
                    .grad_type = SPW_BF16,
                    .paging = SPW_PAGING_OFF,
@@ -322,7 +330,7 @@ static void state_gives_way_whatever_the_store(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_type_has_the_cpus_bits),
+        cmocka_unit_test(every_rule_and_type_has_the_cpus_bits),
         cmocka_unit_test(every_way_to_page_has_the_same_bits),
         cmocka_unit_test(state_gives_way_whatever_the_store),
     };

@@ -98,9 +98,9 @@ static void fill(tensor *t, uint64_t seed)
 }
 
 /* Elements first..last - 1; first a multiple of SPW__BLOCK when the state is 8-bit. */
-static spw__adam_run run_of(const tensor *t, uint64_t first, uint64_t last)
+static spw__update_run run_of(const tensor *t, uint64_t first, uint64_t last)
 {
-    spw__adam_run run = {.n = last - first, .consts = &usual};
+    spw__update_run run = {.n = last - first, .consts = &usual};
     run.p = t->p + first * spw__type_bytes(t->p_type);
     run.g = t->g + first * spw__type_bytes(t->g_type);
     run.m = t->m + first * (t->is_8bit ? 1 : 4);
@@ -203,7 +203,7 @@ static void level_equals_reference(const spw__loops *loops, int kind, uint64_t n
 {
     tensor ours = kind_make(kind, n, n + 1), theirs = kind_make(kind, n, n + 1);
     for (int step = 0; step < 3; step++) {
-        spw__adam_run run = run_of(&ours, 0, n);
+        spw__update_run run = run_of(&ours, 0, n);
         if (ours.is_8bit)
             loops->adam8[run.p_type][run.g_type](&run, spw__code_maps_get());
         else
@@ -230,7 +230,7 @@ static void every_vector_width_gives_the_bits_of_the_element_functions(void **st
 static void step_in_runs(tensor *tensors, int n_tensors, uint64_t split, unsigned threads)
 {
     spw_device device = support_device(threads);
-    spw__adam_run runs[512];
+    spw__update_run runs[512];
     uint64_t n_runs = 0;
     for (int t = 0; t < n_tensors; t++)
         for (uint64_t at = 0; at < tensors[t].n || at == 0; at += split) {
@@ -238,7 +238,7 @@ static void step_in_runs(tensor *tensors, int n_tensors, uint64_t split, unsigne
             assert_true(n_runs < 512);
             runs[n_runs++] = run_of(&tensors[t], at, end);
         }
-    assert_int_equal(spw__kern_adam(&device, runs, n_runs, NULL), 0);
+    assert_int_equal(spw__kern_update(&device, SPW_ADAMW, runs, n_runs, NULL), 0);
     support_device_end(&device);
 }
 
@@ -273,8 +273,8 @@ static void threads_and_runs_do_not_change_a_bit(void **state)
 static void step_alone(tensor *t)
 {
     spw_device device = support_device(1);
-    spw__adam_run run = run_of(t, 0, t->n);
-    assert_int_equal(spw__kern_adam(&device, &run, 1, NULL), 0);
+    spw__update_run run = run_of(t, 0, t->n);
+    assert_int_equal(spw__kern_update(&device, SPW_ADAMW, &run, 1, NULL), 0);
     support_device_end(&device);
 }
 
@@ -368,7 +368,7 @@ static void fp16_parameters_at_the_ends_of_their_range(void **state)
             }
             memcpy(theirs.p, ours.p, bytes_of(&ours, ours.p));
             memcpy(theirs.g, ours.g, bytes_of(&ours, ours.g));
-            spw__adam_run run = run_of(&ours, 0, ours.n);
+            spw__update_run run = run_of(&ours, 0, ours.n);
             if (bits == 8)
                 loops->adam8[SPW_FP16][SPW_FP16](&run, spw__code_maps_get());
             else
@@ -563,7 +563,7 @@ static void no_runs_are_no_work(void **state)
 {
     (void)state;
     spw_device device = support_device(2);
-    assert_int_equal(spw__kern_adam(&device, NULL, 0, NULL), 0);
+    assert_int_equal(spw__kern_update(&device, SPW_ADAMW, NULL, 0, NULL), 0);
     support_device_end(&device);
 }
 

@@ -35,7 +35,7 @@ static double norm_of(const tensors *t, unsigned threads)
     spw_device device = support_device(threads);
     double norm = -1.0;
     uint64_t blocks = spw__kern_norm_blocks(t->runs, N_RUNS);
-    spw__adam_table *table;
+    spw__step_table *table;
     assert_int_equal(spw__kern_table_create(&device, N_RUNS, blocks, &table), 0);
     assert_int_equal(spw__kern_norm(table, t->runs, N_RUNS, &norm), 0);
     spw__kern_table_destroy(table);
@@ -161,7 +161,7 @@ static void no_gradients_have_norm_zero(void **state)
     (void)state;
     spw_device device = support_device(2);
     double norm = -1.0;
-    spw__adam_table *table;
+    spw__step_table *table;
     assert_int_equal(spw__kern_table_create(&device, 0, 0, &table), 0);
     assert_int_equal(spw__kern_norm(table, NULL, 0, &norm), 0);
     spw__kern_table_destroy(table);

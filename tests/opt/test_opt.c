@@ -19,12 +19,13 @@
 
 /* Sizes with tails, tiny ones, one that spans pages, and none at all. */
 static const uint64_t sizes[] = {1, 255, 4096, 0, 70001, 256, 5000, 131072, 33};
-enum { N_TENSORS = sizeof sizes / sizeof *sizes, STEPS = 6 };
+enum { N_TENSORS = sizeof sizes / sizeof *sizes, STEPS = 6, PARTS = 6 };
 
 typedef struct setup {
     spw_pager_config pager;
     uint64_t mem;
     uint32_t threads;
+    spw_rule rule;
     spw_state state;
     bool mixed; /* tensors of all pairs of types; else of fp32 */
 } setup;
@@ -108,7 +109,10 @@ static void rig_open(rig *r, const setup *s)
     assert_int_equal(spw_pager_create(r->device, &s->pager, &r->pager), 0);
     spw_optim_config config;
     spw_optim_config_default(&config);
+    config.rule = s->rule;
     config.state = s->state;
+    config.group.t_alpha = 4; /* some steps on the way, some past it */
+    config.group.t_beta3 = 9;
     config.group.weight_decay = 0.01;
     assert_int_equal(spw_optim_create(r->pager, &config, &r->optim), 0);
     add_tensors(r);
@@ -146,14 +150,14 @@ static char *everything(rig *r, size_t *bytes)
     size_t n = 0;
     for (int t = 0; t < N_TENSORS; t++) {
         n += sizes[t] * sizeof(float);
-        for (int part = 0; part < 4; part++)
+        for (int part = 0; part < PARTS; part++)
             n += (size_t)spw_optim_part_bytes(r->optim, (uint64_t)t, (spw_part)part);
     }
     char *all = malloc(n), *at = all;
     for (int t = 0; t < N_TENSORS; t++) {
         memcpy(at, r->p[t], sizes[t] * sizeof(float));
         at += sizes[t] * sizeof(float);
-        for (int part = 0; part < 4; part++) {
+        for (int part = 0; part < PARTS; part++) {
             int64_t size = spw_optim_part_bytes(r->optim, (uint64_t)t, (spw_part)part);
             assert_int_equal(
                 spw_optim_get_part(r->optim, (uint64_t)t, (spw_part)part, at, (uint64_t)size), 0);
@@ -183,9 +187,10 @@ static void assert_same_as(const setup *s, const char *expected, size_t expected
     free(got);
 }
 
-static void check_same_bits(spw_state state, bool mixed)
+static void check_same_bits(spw_rule rule, spw_state state, bool mixed)
 {
     setup s = default_setup();
+    s.rule = rule;
     s.state = state;
     s.mixed = mixed;
     s.pager.paging = SPW_PAGING_OFF;
@@ -195,6 +200,7 @@ static void check_same_bits(spw_state state, bool mixed)
     for (int i = 0; i < 32; i++) {
         char path[64];
         s = default_setup();
+        s.rule = rule;
         s.state = state;
         s.mixed = mixed;
         s.threads = 1u << (i % 4);
@@ -212,20 +218,20 @@ static void check_same_bits(spw_state state, bool mixed)
 static void same_bits_32bit(void **unused)
 {
     (void)unused;
-    check_same_bits(SPW_STATE_32BIT, false);
+    check_same_bits(SPW_ADAMW, SPW_STATE_32BIT, false);
 }
 
 static void same_bits_8bit(void **unused)
 {
     (void)unused;
-    check_same_bits(SPW_STATE_8BIT, false);
+    check_same_bits(SPW_ADAMW, SPW_STATE_8BIT, false);
 }
 
 static void same_bits_of_all_pairs_of_types(void **unused)
 {
     (void)unused;
-    check_same_bits(SPW_STATE_32BIT, true);
-    check_same_bits(SPW_STATE_8BIT, true);
+    check_same_bits(SPW_ADAMW, SPW_STATE_32BIT, true);
+    check_same_bits(SPW_ADAMW, SPW_STATE_8BIT, true);
 }
 
 /* Group 0 gets other betas, as schedules that cycle them do. */
@@ -259,10 +265,108 @@ static void a_parameter_put_into_another_group_follows_it(void **unused)
     rig_close(&r);
 }
 
-static void state_taken_out_and_put_back_goes_on_alike(void **unused)
+static void same_bits_of_the_other_rules(void **unused)
 {
     (void)unused;
+    for (int rule = SPW_ADAM; rule <= SPW_ADEMAMIX; rule++) {
+        check_same_bits((spw_rule)rule, SPW_STATE_32BIT, true);
+        check_same_bits((spw_rule)rule, SPW_STATE_8BIT, true);
+    }
+}
+
+/* What a rule does not keep takes no room in its pages. */
+static void pages_hold_what_the_rule_keeps(void **unused)
+{
+    (void)unused;
+    static const uint64_t moments[] = {2, 2, 1, 3};
+    uint64_t state_bytes[4];
+    for (int rule = SPW_ADAMW; rule <= SPW_ADEMAMIX; rule++) {
+        setup s = default_setup();
+        s.rule = (spw_rule)rule;
+        s.pager.page_bytes = 65536;
+        rig r;
+        rig_open(&r, &s);
+        train(&r);
+        uint64_t bytes = 0;
+        for (int part = 0; part < PARTS; part++)
+            bytes += (uint64_t)spw_optim_part_bytes(r.optim, 4, (spw_part)part);
+        assert_int_equal(bytes, sizes[4] * 4 * moments[rule]);
+        spw_pager_stats stats;
+        assert_int_equal(spw_pager_stats_get(r.pager, &stats), 0);
+        state_bytes[rule] = stats.state_bytes;
+        rig_close(&r);
+    }
+    assert_true(state_bytes[SPW_LION] <= state_bytes[SPW_ADAMW] / 2 + 65536);
+    assert_true(state_bytes[SPW_ADEMAMIX] >= state_bytes[SPW_ADAMW] * 3 / 2 - 65536);
+}
+
+/* One element through five steps: an optimizer of that rule and group. */
+static float walked(spw_rule rule, spw_decay decay, double weight_decay)
+{
     setup s = default_setup();
+    spw_optim_config config;
+    spw_pager *pager;
+    spw_optim *optim;
+    spw_device *device;
+    float p = 0.7f, g = 0.01f;
+    spw_optim_config_default(&config);
+    config.rule = rule;
+    config.group.decay = decay;
+    config.group.weight_decay = weight_decay;
+    assert_int_equal(spw_device_open("cpu", NULL, &device), 0);
+    assert_int_equal(spw_pager_create(device, &s.pager, &pager), 0);
+    assert_int_equal(spw_optim_create(pager, &config, &optim), 0);
+    spw_param param = {.name = "p", .data = &p, .grad = &g, .n = 1};
+    assert_int_equal(spw_optim_add(optim, &param), 0);
+    for (int i = 0; i < 5; i++)
+        assert_int_equal(spw_optim_step(optim, &(spw_step){.lr = 0.1}), 0);
+    spw_optim_destroy(optim);
+    spw_pager_destroy(pager);
+    spw_device_close(device);
+    return p;
+}
+
+/* The same formulas in double. */
+static double walked_in_double(spw_rule rule, spw_decay decay, double weight_decay)
+{
+    double p = (double)0.7f, m = 0, v = 0;
+    for (int t = 1; t <= 5; t++) {
+        double g = (double)0.01f + (rule == SPW_ADAM ? weight_decay * p : 0);
+        double shrink = rule == SPW_ADAM ? 1 : 1 - 0.1 * weight_decay;
+        m = 0.9 * m + 0.1 * g;
+        v = 0.999 * v + 0.001 * g * g;
+        p *= decay == SPW_DECAY_BEFORE ? shrink : 1;
+        p -= 0.1 * m / (1 - pow(0.9, t)) / (sqrt(v / (1 - pow(0.999, t))) + 1e-8);
+        p *= decay == SPW_DECAY_AFTER ? shrink : 1;
+    }
+    return p;
+}
+
+static void adam_decays_by_l2_and_adamw_before_or_after(void **unused)
+{
+    (void)unused;
+    for (int i = 0; i < 4; i++) {
+        spw_rule rule = i % 2 ? SPW_ADAM : SPW_ADAMW;
+        spw_decay decay = i / 2 ? SPW_DECAY_AFTER : SPW_DECAY_BEFORE;
+        double wanted = walked_in_double(rule, decay, 0.3);
+        assert_true(fabs((double)walked(rule, decay, 0.3) - wanted) < 1e-6);
+        assert_true(walked(rule, decay, 0) == walked(SPW_ADAMW, SPW_DECAY_BEFORE, 0));
+    }
+    assert_true(walked(SPW_ADAMW, SPW_DECAY_AFTER, 0.3) !=
+                walked(SPW_ADAMW, SPW_DECAY_BEFORE, 0.3));
+}
+
+static void lion_moves_by_lr_whatever_the_gradient(void **unused)
+{
+    (void)unused;
+    assert_true(fabsf(walked(SPW_LION, SPW_DECAY_BEFORE, 0) - 0.2f) < 1e-6f);
+    assert_true(fabsf(walked(SPW_LION, SPW_DECAY_BEFORE, 1) - 0.0038f) < 1e-3f);
+}
+
+static void goes_on_alike(spw_rule rule)
+{
+    setup s = default_setup();
+    s.rule = rule;
     s.state = SPW_STATE_8BIT;
     rig a, b;
     rig_open(&a, &s);
@@ -275,7 +379,7 @@ static void state_taken_out_and_put_back_goes_on_alike(void **unused)
         memcpy(b.p[t], a.p[t], sizes[t] * sizeof(float));
         assert_int_equal(spw_optim_get_step(a.optim, t, &steps), 0);
         assert_int_equal(spw_optim_set_step(b.optim, t, steps), 0);
-        for (int part = 0; part < 4; part++) {
+        for (int part = 0; part < PARTS; part++) {
             uint64_t n = (uint64_t)spw_optim_part_bytes(a.optim, t, (spw_part)part);
             void *copy = malloc(n + 1);
             assert_int_equal(spw_optim_get_part(a.optim, t, (spw_part)part, copy, n), 0);
@@ -293,6 +397,13 @@ static void state_taken_out_and_put_back_goes_on_alike(void **unused)
     free(of_b);
     rig_close(&a);
     rig_close(&b);
+}
+
+static void state_taken_out_and_put_back_goes_on_alike(void **unused)
+{
+    (void)unused;
+    for (int rule = SPW_ADAMW; rule <= SPW_ADEMAMIX; rule++)
+        goes_on_alike((spw_rule)rule);
 }
 
 static void no_gradient_leaves_a_parameter_alone(void **unused)
@@ -384,12 +495,28 @@ static void refuses_bad_arguments(void **unused)
     rig r;
     rig_open(&r, &s);
     spw_optim *second;
+    spw_optim_config config;
+    spw_optim_config_default(&config);
+    config.rule = (spw_rule)4;
+    assert_int_equal(spw_optim_create(r.pager, &config, &second), SPW_EINVAL);
+    assert_non_null(strstr(spw_last_error(), "rule 4"));
     assert_int_equal(spw_optim_create(r.pager, NULL, &second), SPW_EBUSY);
     spw_group group;
     spw_group_default(&group);
     group.beta2 = 1;
     assert_int_equal(spw_optim_add_group(r.optim, &group), SPW_EINVAL);
     assert_non_null(strstr(spw_last_error(), "beta2"));
+    group.beta2 = 0.9;
+    group.beta3 = -1;
+    assert_int_equal(spw_optim_add_group(r.optim, &group), SPW_EINVAL);
+    group.beta3 = 0.999;
+    group.beta1 = 0;
+    group.t_beta3 = 10; /* its logarithm is not finite */
+    assert_int_equal(spw_optim_add_group(r.optim, &group), SPW_EINVAL);
+    assert_non_null(strstr(spw_last_error(), "t_beta3"));
+    group.t_beta3 = 0;
+    group.decay = (spw_decay)2;
+    assert_int_equal(spw_optim_set_group(r.optim, 0, &group), SPW_EINVAL);
     assert_int_equal(spw_optim_step(r.optim, &(spw_step){.lr = NAN}), SPW_EINVAL);
     assert_int_equal(spw_optim_set_pointers(r.optim, 99, NULL, NULL), SPW_EINVAL);
     spw_param param = {.name = "late", .data = r.p[0], .n = 1, .group = 5};
@@ -544,6 +671,10 @@ int main(void)
         cmocka_unit_test(same_bits_8bit),
         cmocka_unit_test(same_bits_of_all_pairs_of_types),
         cmocka_unit_test(a_parameter_put_into_another_group_follows_it),
+        cmocka_unit_test(same_bits_of_the_other_rules),
+        cmocka_unit_test(pages_hold_what_the_rule_keeps),
+        cmocka_unit_test(adam_decays_by_l2_and_adamw_before_or_after),
+        cmocka_unit_test(lion_moves_by_lr_whatever_the_gradient),
         cmocka_unit_test(state_taken_out_and_put_back_goes_on_alike),
         cmocka_unit_test(no_gradient_leaves_a_parameter_alone),
         cmocka_unit_test(a_norm_that_is_not_finite_skips_the_step),

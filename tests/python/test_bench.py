@@ -31,6 +31,17 @@ def test_moves_only_what_does_not_fit(spillway, tmp_path, state, store, percent)
     assert r["page_bytes"] <= max(r["state_bytes"] / 64, 64 << 10)
 
 
+@pytest.mark.parametrize("state", ["32bit", "8bit"])
+@pytest.mark.parametrize("rule, moments", [("adam", 2), ("lion", 1), ("ademamix", 3)])
+def test_every_rule_pages_the_moments_that_it_keeps(spillway, rule, moments, state):
+    r = bench(spillway, "--paging", "copy", "--params", "3M", "--state", state, "--optim", rule,
+              "--state-mem", "25%")
+    assert r["optim"] == rule and r["identical"] is True
+    needed = 3e6 * moments * (4 if state == "32bit" else 1 + 4 / 256)
+    assert needed <= r["state_bytes"] <= 1.2 * needed
+    assert abs(r["bytes_in"] + r["bytes_out"] - r["bound_bytes"]) <= 0.02 * r["bound_bytes"]
+
+
 @pytest.mark.parametrize("threads", ["1", "2", "8"])
 def test_has_the_bits_of_an_unpaged_run_at_any_thread_count(spillway, threads):
     r = bench(spillway, "--paging", "copy", "--params", "300K", "--state-mem", "25%", "--threads",

@@ -169,8 +169,7 @@ USAGE = [
     (["--paging", "unified"], ["--paging unified", "GPU"]),
     (["--store", "disk"], ["--store", "file:PATH"]),
     (["--store", "file:/tmp/x", "--paging", "mapped"], ["mapped", "ram"]),
-    (["--optim", "lion"], ["lion", "not yet"]),
-    (["--optim", "sgd"], ["sgd", "adamw"]),
+    (["--optim", "sgd"], ["sgd", "adamw, adam, lion, ademamix"]),
     (["--state", "4bit"], ["4bit", "8bit"]),
     (["--schedule", "linear"], ["linear", "cosine"]),
     (["--too-long", "drop"], ["drop", "truncate"]),
@@ -555,6 +554,21 @@ def test_what_is_learned_does_not_depend_on_what_was_paged(
     assert losses(tmp_path / "log") == losses(unpaged[state] / "log")
     files = [d / "out" / "model.safetensors" for d in (tmp_path, unpaged[state])]
     assert files[0].read_bytes() == files[1].read_bytes()
+
+
+@pytest.mark.parametrize("state", ["32bit", "8bit"])
+@pytest.mark.parametrize("rule", ["adam", "lion", "ademamix"])
+def test_every_rule_learns_and_gives_way_alike(command, model, rows, tmp_path, rule, state):
+    logs = []
+    for way in (["--paging", "off"], ["--device-mem", "8MiB", "--state-mem", "25%"]):
+        logs.append(tmp_path / f"log{len(logs)}")
+        shutil.rmtree(tmp_path / "out", ignore_errors=True)
+        result = finetune(command, model, rows, tmp_path / "out", *FULL, "--state", state,
+                          "--optim", rule, "--weight-decay", 0.1, *way, "--log", logs[-1])
+        assert result.returncode == 0, result.stderr
+    assert losses(logs[0]) == losses(logs[1])
+    first, last = (json.loads(logs[0].read_text().splitlines()[i])["loss"] for i in (0, -1))
+    assert last < first
 
 
 def test_transformers_loads_the_full_model(model, unpaged):

@@ -10,9 +10,14 @@ torch = pytest.importorskip("torch", reason="NO torch, DDP and FSDP2 are not tes
 SCRIPT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "two_processes.py")
 
 
-@pytest.mark.parametrize("name", ["PagedAdamW32bit", "PagedAdamW8bit"])
-@pytest.mark.parametrize("what", ["ddp", "fsdp2", "bits_follow_the_whole_size", "checkpoint",
-                                  "flattened"])
+CASES = [(what, "PagedAdamW" + bits) for bits in ("32bit", "8bit")
+         for what in ("ddp", "fsdp2", "bits_follow_the_whole_size", "checkpoint", "whole_state",
+                      "flattened")]
+CASES += [("checkpoint", "PagedLion8bit"), ("fsdp2", "PagedAdEMAMix32bit"),
+          ("checkpoint", "PagedAdEMAMix8bit"), ("whole_state", "PagedAdEMAMix8bit")]
+
+
+@pytest.mark.parametrize("what, name", CASES)
 def test_two_processes(what, name, tmp_path):
     if not torch.distributed.is_available():
         pytest.skip("this torch has no torch.distributed")

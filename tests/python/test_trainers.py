@@ -76,12 +76,20 @@ def inner(trainer):
 
 @pytest.mark.parametrize("name, ours", [
     ("paged_adamw_8bit", "PagedAdamW8bit"), ("paged_adamw_32bit", "PagedAdamW32bit"),
-    ("paged_adamw", "PagedAdamW"), ("adamw_8bit", "AdamW8bit"), ("adamw_bnb_8bit", "AdamW8bit")])
+    ("paged_adamw", "PagedAdamW"), ("adamw_8bit", "AdamW8bit"), ("adamw_bnb_8bit", "AdamW8bit"),
+    ("lion_8bit", "Lion8bit"), ("lion_32bit", "Lion32bit"), ("paged_lion_8bit", "PagedLion8bit"),
+    ("paged_lion_32bit", "PagedLion32bit"), ("ademamix", "AdEMAMix32bit"),
+    ("ademamix_8bit", "AdEMAMix8bit"), ("paged_ademamix_8bit", "PagedAdEMAMix8bit"),
+    ("paged_ademamix_32bit", "PagedAdEMAMix32bit")])
 def test_a_name_is_our_class(trainers, caplog, name, ours):
     import spillway
     cls, options = getattr(transformers.Trainer, METHOD)(arguments(name))
     assert cls is getattr(spillway, ours)
-    assert options == dict(lr=1e-2, betas=(0.8, 0.95), eps=1e-6)
+    expected = {"Lion": dict(lr=1e-2, betas=(0.8, 0.95)),
+                "AdEM": dict(lr=1e-2, betas=(0.8, 0.95, 0.9999), eps=1e-6)}
+    assert options == expected.get(ours.replace("Paged", "")[:4],
+                                   dict(lr=1e-2, betas=(0.8, 0.95), eps=1e-6))
+    assert cls([torch.nn.Parameter(torch.ones(3))], **options)
     assert f"spillway: optim={name} is spillway.{ours}" in caplog.text
 
 
@@ -97,19 +105,25 @@ def test_other_names_pass_through(trainers, tmp_path):
     assert cls is torch.optim.AdamW and options["lr"] == 1e-2
 
 
-def test_optimizers_that_are_not_there_yet_pass_through_with_one_line(trainers, tmp_path, caplog):
+@pytest.mark.parametrize("name, given", [
+    ("lion_8bit", None), ("paged_lion_32bit", None), ("ademamix", None),
+    ("ademamix_8bit", "beta1=0.7,beta3=0.99,alpha=2,t_alpha=5,t_beta3=9,eps=1e-5"),
+    ("paged_ademamix_32bit", "beta2=0.9,t_beta3=100")])
+def test_hyper_parameters_are_those_that_transformers_would_give(trainers, tmp_path, name, given):
     pytest.importorskip("bitsandbytes")
-    for _ in range(2):
-        cls, _ = getattr(transformers.Trainer, METHOD)(
-            settings(tmp_path, optim="paged_lion_8bit"), tiny_llama())
-        assert "bitsandbytes" in str(cls)
-    assert caplog.text.count("optim=paged_lion_8bit is not Spillway's yet") == 1
+    args = settings(tmp_path, optim=name, optim_args=given, adam_beta2=0.95, adam_epsilon=1e-6)
+    _, ours = getattr(transformers.Trainer, METHOD)(args, tiny_llama())
+    trainers.unpatch()
+    _, theirs = getattr(transformers.Trainer, METHOD)(args, tiny_llama())
+    made = {key: theirs[key] for key in theirs if key not in ("optim_bits", "is_paged")}
+    defaults = {} if "lion" in name else {"alpha": 5.0}
+    assert {**defaults, **ours} == made
 
 
 def test_every_name_is_one_that_transformers_has_or_had(trainers):
     known = {name.value for name in transformers.training_args.OptimizerNames} | {"paged_adamw"}
     assert set(trainers.CLASSES) <= known
-    assert {name for name in known if "lion" in name or "ademamix" in name} <= trainers.NOT_YET
+    assert {name for name in known if "lion" in name or "ademamix" in name} <= set(trainers.CLASSES)
 
 
 @pytest.mark.parametrize("given", [
@@ -124,7 +138,7 @@ def test_optim_args_get_their_types(trainers, given):
 
 
 @pytest.mark.parametrize("given, says", [
-    ("state_mme=1", "state_mme is not known to Spillway; known are host_mem, max_norm"),
+    ("state_mme=1", "state_mme is not known to Spillway; known are decay_order, host_mem, max_norm"),
     ({"beta3": 1}, "beta3 is not known"),
     ("max_norm=much", "max_norm=much: a number is needed"),
     ("paging=magic", "paging=magic: auto or copy or"),

@@ -116,6 +116,23 @@ def test_flattened(name):
     assert train(model, optimizer, 2, 5, True) == train(other, fresh, 2, 5, True)
 
 
+def test_whole_state(name):
+    """State of whole tensors is cut as the parameters are (8-bit where rows are whole blocks)."""
+    mesh = init_device_mesh("cpu", (2,))
+    make = getattr(spillway, name)
+    layers = lambda: torch.nn.Sequential(net()[0])
+    alone, model = layers(), fully_shard(layers(), mesh=mesh)
+    optimizer, other = make(alone.parameters(), lr=1e-2), make(model.parameters(), lr=1e-2)
+    train(alone, optimizer, 3, 0, False)
+    with torch.no_grad():
+        for shard, whole_one in zip(model.parameters(), alone.parameters()):
+            shard.copy_(torch.distributed.tensor.distribute_tensor(whole_one.detach(), mesh,
+                                                                   shard.placements))
+    other.load_state_dict(optimizer.state_dict())
+    expected = train(alone, optimizer, 3, 5, False)
+    assert near(expected, train(model, other, 3, 5, True))
+
+
 def main():
     dist.init_process_group("gloo")
     what, name, folder = sys.argv[1:]

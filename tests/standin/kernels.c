@@ -14,9 +14,10 @@ struct standin_kernel {
     const char *name;
     void (*touch)(const standin_launch *launch, standin_touches *touches);
     void (*play)(const standin_launch *launch);
-    uint32_t block;    /* threads that it is written for */
-    uint32_t sizes[3]; /* of the parameters; the last ones are 0 */
-    spw_type p_type, g_type;
+    uint32_t block;          /* threads that it is written for */
+    uint32_t sizes[3];       /* of the parameters; the last ones are 0 */
+    spw_type p_type, g_type; /* AdamW's; other rules have them in the launch */
+    spw_rule rule;
     bool is_8bit;
 };
 
@@ -31,28 +32,55 @@ static void require(const standin_launch *launch, bool holds, const char *what)
         standin__die("%s: %s", launch->kernel->name, what);
 }
 
-/* ----------------------------------------------------------------------------------- AdamW -- */
+/* ---------------------------------------------------------------------------------- update -- */
 
 static const spw__gpu_run *runs_of(const spw__gpu_adam_args *args)
 {
     return args->runs ? args->runs : args->few;
 }
 
-static void touch_run(const standin_kernel *kernel, const spw__gpu_run *run, standin_touches *t)
+static spw__update_run run_of(const standin_launch *launch, const spw__gpu_run *from)
 {
-    uint64_t code = kernel->is_8bit ? 1 : 4, absmax = up(run->n, SPW__BLOCK) * sizeof(float);
-    standin__touch(t, run->p, run->n * spw__type_bytes(kernel->p_type), true);
-    standin__touch(t, run->g, run->n * spw__type_bytes(kernel->g_type), false);
-    standin__touch(t, run->m, run->n * code, true);
-    standin__touch(t, run->v, run->n * code, true);
-    if (kernel->is_8bit) {
-        standin__touch(t, run->absmax_m, absmax, true);
-        standin__touch(t, run->absmax_v, absmax, true);
-    }
-    standin__touch(t, run->consts, sizeof *run->consts, false);
+    const spw__gpu_adam_args *args = (const void *)launch->args;
+    bool named = launch->kernel->rule == SPW_ADAMW;
+    return (spw__update_run){.p = from->p,
+                             .g = from->g,
+                             .m = from->m,
+                             .v = from->v,
+                             .absmax_m = from->absmax_m,
+                             .absmax_v = from->absmax_v,
+                             .m_slow = from->m_slow,
+                             .absmax_m_slow = from->absmax_m_slow,
+                             .n = from->n,
+                             .consts = from->consts,
+                             .p_type = named ? launch->kernel->p_type : (spw_type)args->p_type,
+                             .g_type = named ? launch->kernel->g_type : (spw_type)args->g_type};
 }
 
-static void touch_adam(const standin_launch *launch, standin_touches *t)
+static void touch_moment(const standin_launch *launch, void *codes, float *absmax, uint64_t n,
+                         standin_touches *t)
+{
+    bool is_8bit = launch->kernel->is_8bit;
+    require(launch, codes && (absmax || !is_8bit), "a moment of the rule is missing");
+    standin__touch(t, codes, n * (is_8bit ? 1 : 4), true);
+    if (is_8bit)
+        standin__touch(t, absmax, up(n, SPW__BLOCK) * sizeof(float), true);
+}
+
+static void touch_run(const standin_launch *launch, const spw__gpu_run *from, standin_touches *t)
+{
+    spw__update_run run = run_of(launch, from);
+    standin__touch(t, run.p, run.n * spw__type_bytes(run.p_type), true);
+    standin__touch(t, run.g, run.n * spw__type_bytes(run.g_type), false);
+    touch_moment(launch, run.m, run.absmax_m, run.n, t);
+    if (spw__rule_has_v(launch->kernel->rule))
+        touch_moment(launch, run.v, run.absmax_v, run.n, t);
+    if (spw__rule_has_m_slow(launch->kernel->rule))
+        touch_moment(launch, run.m_slow, run.absmax_m_slow, run.n, t);
+    standin__touch(t, run.consts, sizeof *run.consts, false);
+}
+
+static void touch_update(const standin_launch *launch, standin_touches *t)
 {
     const spw__gpu_adam_args *args = (const void *)launch->args;
     uint64_t n_tiles = 0;
@@ -66,27 +94,27 @@ static void touch_adam(const standin_launch *launch, standin_touches *t)
         const spw__gpu_run *run = &runs_of(args)[i];
         require(launch, run->first_tile == n_tiles, "a run's first_tile is not where it begins");
         n_tiles += up(run->n, SPW__GPU_TILE);
-        touch_run(launch->kernel, run, t);
+        touch_run(launch, run, t);
     }
     require(launch, args->n_tiles == n_tiles, "n_tiles is not what the runs have");
     require(launch, launch->grid <= n_tiles, "more thread blocks than tiles");
 }
 
-static void play_adam(const standin_launch *launch)
+static void play_update(const standin_launch *launch)
 {
     const spw__gpu_adam_args *args = (const void *)launch->args;
     const standin_kernel *kernel = launch->kernel;
     const spw__loops *loops = spw__loops_get();
+    bool named = kernel->rule == SPW_ADAMW;
     for (uint32_t i = 0; i < args->n_runs; i++) {
-        const spw__gpu_run *from = &runs_of(args)[i];
-        spw__adam_run run = {from->p,        from->g, from->m,      from->v,        from->absmax_m,
-                             from->absmax_v, from->n, from->consts, kernel->p_type, kernel->g_type};
+        spw__update_run run = run_of(launch, &runs_of(args)[i]);
         if (run.consts->skip)
             continue;
         if (kernel->is_8bit)
-            loops->adam8[run.p_type][run.g_type](&run, args->maps);
+            (named ? loops->adam8[run.p_type][run.g_type] : loops->rule8[kernel->rule])(&run,
+                                                                                        args->maps);
         else
-            loops->adam32[run.p_type][run.g_type](&run);
+            (named ? loops->adam32[run.p_type][run.g_type] : loops->rule32[kernel->rule])(&run);
     }
 }
 
@@ -203,7 +231,8 @@ static void touch_begin(const standin_launch *launch, standin_touches *t)
 {
     const spw__gpu_begin_args *args = (const void *)launch->args;
     require(launch, launch->grid == 1, "the grid is not one thread block");
-    standin__touch(t, args->hyper, args->n_params * sizeof *args->hyper, false);
+    standin__touch(t, args->hyper, args->n_groups * sizeof *args->hyper, false);
+    standin__touch(t, args->groups, args->n_params * sizeof *args->groups, false);
     standin__touch(t, args->progress, args->n_params * sizeof *args->progress, true);
     standin__touch(t, args->consts, args->n_params * sizeof *args->consts, true);
     standin__touch(t, args->verdict, sizeof *args->verdict, true);
@@ -215,13 +244,13 @@ static void touch_begin(const standin_launch *launch, standin_touches *t)
         standin__touch(t, args->found_inf, sizeof *args->found_inf, false);
 }
 
-static spw__adam_verdict judge(const spw__gpu_begin_args *args)
+static spw__verdict judge(const spw__gpu_begin_args *args)
 {
-    spw__adam_verdict verdict = *args->verdict;
-    spw__adam_open(&verdict, args->grad_scale, args->loss_scale, args->found_inf);
+    spw__verdict verdict = *args->verdict;
+    spw__verdict_open(&verdict, args->grad_scale, args->loss_scale, args->found_inf);
     if (args->max_norm > 0) {
         double norm = sqrt(sum_tensors(args->tensors, args->n_tensors));
-        spw__adam_judge(&verdict, norm, args->max_norm);
+        spw__verdict_judge(&verdict, norm, args->max_norm);
     }
     verdict.steps += !verdict.skip;
     verdict.skipped += verdict.skip;
@@ -231,11 +260,11 @@ static spw__adam_verdict judge(const spw__gpu_begin_args *args)
 static void play_begin(const standin_launch *launch)
 {
     const spw__gpu_begin_args *args = (const void *)launch->args;
-    spw__adam_verdict verdict = *args->verdict = judge(args);
+    spw__verdict verdict = *args->verdict = judge(args);
     for (uint64_t i = 0; i < args->n_params; i++) {
-        const spw__adam_hyper *hyper = &args->hyper[i];
-        if (!hyper->takes_part)
+        if (args->groups[i] == SPW__SITS_OUT)
             continue;
+        const spw__hyper *hyper = &args->hyper[args->groups[i]];
         if (verdict.skip) {
             args->consts[i].skip = 1;
             continue;
@@ -249,8 +278,8 @@ static void play_begin(const standin_launch *launch)
 
 #define KERNEL(bits, p_name, p, g_name, g)                                                         \
     {.name = "spw_adam" #bits "_" #p_name "_" #g_name,                                             \
-     .touch = touch_adam,                                                                          \
-     .play = play_adam,                                                                            \
+     .touch = touch_update,                                                                        \
+     .play = play_update,                                                                          \
      .block = SPW__GPU_THREADS,                                                                    \
      .sizes = {sizeof(spw__gpu_adam_args)},                                                        \
      .p_type = p,                                                                                  \
@@ -262,10 +291,24 @@ static void play_begin(const standin_launch *launch)
 #define ADAM(name, p)                                                                              \
     PAIR(name, p, fp32, SPW_FP32), PAIR(name, p, bf16, SPW_BF16), PAIR(name, p, fp16, SPW_FP16)
 
+#define RULE_KERNEL(label, which, bits)                                                            \
+    {.name = label #bits,                                                                          \
+     .touch = touch_update,                                                                        \
+     .play = play_update,                                                                          \
+     .block = SPW__GPU_THREADS,                                                                    \
+     .sizes = {sizeof(spw__gpu_adam_args)},                                                        \
+     .rule = which,                                                                                \
+     .is_8bit = bits == 8}
+
+#define RULE(label, which) RULE_KERNEL(label, which, 32), RULE_KERNEL(label, which, 8)
+
 static const standin_kernel kernels[] = {
     ADAM(fp32, SPW_FP32),
     ADAM(bf16, SPW_BF16),
     ADAM(fp16, SPW_FP16),
+    RULE("spw_adam_any", SPW_ADAM),
+    RULE("spw_lion", SPW_LION),
+    RULE("spw_ademamix", SPW_ADEMAMIX),
     {.name = "spw_norm_groups",
      .touch = touch_norm_groups,
      .play = play_norm_groups,

@@ -1,9 +1,10 @@
 /*
  * kernels.cu - the element functions over runs, on a GPU. C with CUDA's keywords; -fmad=false.
  *
- * What it is not: it decides nothing and reduces nothing that the CPU reduces in another order. One
- * kernel for each pair of types and each kind of state, so that one launch serves every run of the
- * resident set (C++ templates write the nine out). A thread block takes its share of all tiles, in
+ * What it is not: it decides nothing and reduces nothing that the CPU reduces in another order.
+ * AdamW has a kernel for each pair of types and each kind of state, so that one launch serves every
+ * run of the resident set (C++ templates write the nine out); of the other rules' kernels each
+ * serves all types, which keeps the library small. A thread block takes its share of all tiles, in
  * a row: it finds the first one's run by bisection and walks on from there. Memory is touched once,
  * by 16 bytes a thread where elements are whole and aligned; what is left over has a path of its
  * own, so that the usual one has no branches.
@@ -11,6 +12,8 @@
 #include "kern/cuda/adam32.cuh"
 #include "kern/cuda/adam8.cuh"
 #include "kern/cuda/norm.cuh"
+#include "kern/cuda/rules32.cuh"
+#include "kern/cuda/rules8.cuh"
 
 /* ------------------------------------------------------------------------- a step's beginning --
  */
@@ -42,22 +45,22 @@ extern "C" __global__ void spw_norm_total(const double *tensors, uint64_t n, dou
 extern "C" __global__ void __launch_bounds__(SPW__GPU_NORM_THREADS)
     spw_begin(const spw__gpu_begin_args args)
 {
-    __shared__ spw__adam_verdict verdict;
+    __shared__ spw__verdict verdict;
     double total = args.max_norm > 0 ? sum_tensors(args.tensors, args.n_tensors) : 0;
     if (threadIdx.x == 0) {
         verdict = *args.verdict;
-        spw__adam_open(&verdict, args.grad_scale, args.loss_scale, args.found_inf);
+        spw__verdict_open(&verdict, args.grad_scale, args.loss_scale, args.found_inf);
         if (args.max_norm > 0)
-            spw__adam_judge(&verdict, sqrt(total), args.max_norm);
+            spw__verdict_judge(&verdict, sqrt(total), args.max_norm);
         verdict.steps += !verdict.skip;
         verdict.skipped += verdict.skip;
         *args.verdict = verdict;
     }
     __syncthreads();
     for (uint64_t i = threadIdx.x; i < args.n_params; i += SPW__GPU_NORM_THREADS) {
-        const spw__adam_hyper *hyper = &args.hyper[i];
-        if (!hyper->takes_part)
+        if (args.groups[i] == SPW__SITS_OUT)
             continue;
+        const spw__hyper *hyper = &args.hyper[args.groups[i]];
         if (verdict.skip) {
             args.consts[i].skip = 1;
             continue;
@@ -90,3 +93,11 @@ extern "C" __global__ void __launch_bounds__(SPW__GPU_NORM_THREADS)
 PARAMETER(fp32, float)
 PARAMETER(bf16, bf16)
 PARAMETER(fp16, fp16)
+
+#define RULE(name, rule)                                                                           \
+    KERNEL(spw_##name##32, rule32_tiles<rule>, SPW__GPU_BLOCKS_32)                                 \
+    KERNEL(spw_##name##8, rule8_tiles<rule>, SPW__GPU_BLOCKS_8)
+
+RULE(adam_any, SPW_ADAM)
+RULE(lion, SPW_LION)
+RULE(ademamix, SPW_ADEMAMIX)

@@ -3,6 +3,7 @@
 #include "kern/elements.h"
 #include "kern/loops/codes.h"
 #include "kern/loops/halves.h"
+#include "kern/loops/rules.h"
 
 #define SPW_JOIN2(a, b) a##b
 #define SPW_JOIN(a, b) SPW_JOIN2(a, b)
@@ -14,7 +15,7 @@
 
 /* ---------------------------------------------------------------------------- 32-bit state -- */
 
-ALWAYS_INLINE void adam32_elements(const spw__adam_run *run, spw_type p_type, spw_type g_type)
+ALWAYS_INLINE void adam32_elements(const spw__update_run *run, spw_type p_type, spw_type g_type)
 {
     const spw__adam_consts consts = *run->consts;
     void *restrict p = run->p;
@@ -32,10 +33,10 @@ ALWAYS_INLINE void adam32_elements(const spw__adam_run *run, spw_type p_type, sp
 }
 
 /* A block as if all of it were fp32. */
-ALWAYS_INLINE void adam32_block(const spw__adam_run *run, spw_type p_type, spw_type g_type)
+ALWAYS_INLINE void adam32_block(const spw__update_run *run, spw_type p_type, spw_type g_type)
 {
     float wide_p[SPW__BLOCK], wide_g[SPW__BLOCK];
-    spw__adam_run wide = *run;
+    spw__update_run wide = *run;
     wide.p = p_type == SPW_FP32 ? run->p : wide_p;
     wide.g = g_type == SPW_FP32 ? run->g : wide_g;
     wide.n = SPW__BLOCK;
@@ -46,10 +47,10 @@ ALWAYS_INLINE void adam32_block(const spw__adam_run *run, spw_type p_type, spw_t
 }
 
 /* Halves by blocks: a loop over elements of two widths makes poor vectors. */
-ALWAYS_INLINE void adam32(const spw__adam_run *run, spw_type p_type, spw_type g_type)
+ALWAYS_INLINE void adam32(const spw__update_run *run, spw_type p_type, spw_type g_type)
 {
     bool by_blocks = p_type != SPW_FP32 || g_type != SPW_FP32;
-    spw__adam_run at = *run;
+    spw__update_run at = *run;
     for (; by_blocks && at.n >= SPW__BLOCK; at.n -= SPW__BLOCK) {
         adam32_block(&at, p_type, g_type);
         at.p = (char *)at.p + SPW__BLOCK * spw__type_bytes(p_type);
@@ -89,7 +90,7 @@ ALWAYS_INLINE void update_block(block *restrict b, float *restrict p, const floa
     b->most_v = (uint32_t)most_v;
 }
 
-ALWAYS_INLINE void adam8_block(const spw__adam_run *run, const spw__code_maps *maps,
+ALWAYS_INLINE void adam8_block(const spw__update_run *run, const spw__code_maps *maps,
                                spw_type p_type, spw_type g_type)
 {
     block b;
@@ -121,13 +122,13 @@ ALWAYS_INLINE void *room_for(narrow_block *room, spw_type type)
 }
 
 /* The tensor's last block, widened with elements that are zero and stay zero. */
-ALWAYS_INLINE void adam8_tail(const spw__adam_run *run, const spw__code_maps *maps, spw_type p_type,
-                              spw_type g_type)
+ALWAYS_INLINE void adam8_tail(const spw__update_run *run, const spw__code_maps *maps,
+                              spw_type p_type, spw_type g_type)
 {
     narrow_block p = {0}, g = {0};
     uint8_t m[SPW__BLOCK], v[SPW__BLOCK] = {0};
     size_t n = (size_t)run->n;
-    spw__adam_run whole = *run;
+    spw__update_run whole = *run;
     whole.p = room_for(&p, p_type);
     whole.g = room_for(&g, g_type);
     whole.m = memset(m, SPW__CODE_ZERO, sizeof m);
@@ -142,10 +143,10 @@ ALWAYS_INLINE void adam8_tail(const spw__adam_run *run, const spw__code_maps *ma
     memcpy(run->v, v, n);
 }
 
-ALWAYS_INLINE void adam8(const spw__adam_run *run, const spw__code_maps *maps, spw_type p_type,
+ALWAYS_INLINE void adam8(const spw__update_run *run, const spw__code_maps *maps, spw_type p_type,
                          spw_type g_type)
 {
-    spw__adam_run at = *run;
+    spw__update_run at = *run;
     for (; at.n >= SPW__BLOCK; at.n -= SPW__BLOCK) {
         adam8_block(&at, maps, p_type, g_type);
         at.p = (char *)at.p + SPW__BLOCK * spw__type_bytes(p_type);
@@ -186,11 +187,11 @@ ALWAYS_INLINE double square_sum(const void *g, uint64_t n, spw_type type)
 /* ----------------------------------------------------------------------------------- table -- */
 
 #define PAIR(p_name, p_type, g_name, g_type)                                                       \
-    static void adam32_##p_name##_##g_name(const spw__adam_run *run)                               \
+    static void adam32_##p_name##_##g_name(const spw__update_run *run)                             \
     {                                                                                              \
         adam32(run, p_type, g_type);                                                               \
     }                                                                                              \
-    static void adam8_##p_name##_##g_name(const spw__adam_run *run, const spw__code_maps *maps)    \
+    static void adam8_##p_name##_##g_name(const spw__update_run *run, const spw__code_maps *maps)  \
     {                                                                                              \
         adam8(run, maps, p_type, g_type);                                                          \
     }
@@ -208,11 +209,27 @@ PARAMETER(fp32, SPW_FP32)
 PARAMETER(bf16, SPW_BF16)
 PARAMETER(fp16, SPW_FP16)
 
+#define RULE(name, rule)                                                                           \
+    static void name##32(const spw__update_run *run)                                               \
+    {                                                                                              \
+        rule32(run, rule);                                                                         \
+    }                                                                                              \
+    static void name##8(const spw__update_run *run, const spw__code_maps *maps)                    \
+    {                                                                                              \
+        rule8(run, maps, rule);                                                                    \
+    }
+
+RULE(adam_any, SPW_ADAM)
+RULE(lion, SPW_LION)
+RULE(ademamix, SPW_ADEMAMIX)
+
 #define ROW(kind, name) {kind##_##name##_fp32, kind##_##name##_bf16, kind##_##name##_fp16}
 
 const spw__loops SPW_JOIN(spw__loops_, SPW_LOOPS_SUFFIX) = {
     .name = SPW_TEXT(SPW_LOOPS_SUFFIX),
     .adam32 = {ROW(adam32, fp32), ROW(adam32, bf16), ROW(adam32, fp16)},
     .adam8 = {ROW(adam8, fp32), ROW(adam8, bf16), ROW(adam8, fp16)},
+    .rule32 = {[SPW_ADAM] = adam_any32, [SPW_LION] = lion32, [SPW_ADEMAMIX] = ademamix32},
+    .rule8 = {[SPW_ADAM] = adam_any8, [SPW_LION] = lion8, [SPW_ADEMAMIX] = ademamix8},
     .square_sum = {square_sum_fp32, square_sum_bf16, square_sum_fp16},
 };

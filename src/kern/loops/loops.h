@@ -11,16 +11,18 @@
 #include "kern/kern.h"
 #include "kern/tables.h"
 
-typedef void spw__adam32_loop(const spw__adam_run *run);
-typedef void spw__adam8_loop(const spw__adam_run *run, const spw__code_maps *maps);
+typedef void spw__32bit_loop(const spw__update_run *run);
+typedef void spw__8bit_loop(const spw__update_run *run, const spw__code_maps *maps);
 typedef double spw__square_sum_loop(const void *g, uint64_t n);
 
-/* By [p_type][g_type]; adam8's run begins at a block. square_sum is by the gradient's type, of at
- * most SPW__SPLIT elements, by kern.h's lanes. */
+/* AdamW's by [p_type][g_type], the others' for all types; an 8-bit run begins at a block.
+ * square_sum is by the gradient's type, of at most SPW__SPLIT elements, by kern.h's lanes. */
 typedef struct spw__loops {
     const char *name; /* of the level: SPW_CPU_LEVEL */
-    spw__adam32_loop *adam32[SPW__TYPES][SPW__TYPES];
-    spw__adam8_loop *adam8[SPW__TYPES][SPW__TYPES];
+    spw__32bit_loop *adam32[SPW__TYPES][SPW__TYPES];
+    spw__8bit_loop *adam8[SPW__TYPES][SPW__TYPES];
+    spw__32bit_loop *rule32[SPW__RULES]; /* NULL for SPW_ADAMW */
+    spw__8bit_loop *rule8[SPW__RULES];   /* likewise */
     spw__square_sum_loop *square_sum[SPW__TYPES];
 } spw__loops;
 

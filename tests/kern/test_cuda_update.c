@@ -11,7 +11,7 @@ enum {
     FIRST_8BIT = SPW__TYPES * SPW__TYPES,
     N_KINDS = 2 * FIRST_8BIT,
     MANY_RUNS = 4000, /* more than a buffer of the feed has room for */
-    ARRAYS = 6,       /* p, g, m, v, absmax_m, absmax_v */
+    ARRAYS = 8,       /* p, g, m, v, m_slow, then the absmax of these three */
     STEPS = 5,
     BAD_STEP = 2, /* its gradients are not finite */
 };
@@ -23,6 +23,7 @@ static bool has_standin;
 
 typedef struct tensor {
     uint64_t n;
+    spw_rule rule;
     spw_type p_type, g_type;
     bool is_8bit;
     unsigned char *host[ARRAYS]; /* the CPU steps on these */
@@ -33,11 +34,13 @@ typedef struct tensor {
 typedef struct pair {
     spw_device *cuda;
     spw_device cpu;
-    spw__adam_table *cuda_table, *cpu_table;
+    spw__step_table *cuda_table, *cpu_table;
     tensor *tensors;
     uint64_t n;
+    spw_rule rule;
     spw__norm_run *norm_runs[2]; /* on the cpu, on the cuda device */
-    spw__adam_hyper *hyper;
+    spw__hyper *hyper;           /* one a tensor */
+    uint32_t *groups;            /* tensor i is in group i, or sits out */
     uint64_t random;
 } pair;
 
@@ -45,17 +48,15 @@ typedef struct pair {
 
 static uint64_t bytes_of(const tensor *t, int array)
 {
-    switch (array) {
-    case 0:
-        return t->n * spw__type_bytes(t->p_type);
-    case 1:
-        return t->n * spw__type_bytes(t->g_type);
-    case 2:
-    case 3:
+    int moment = (array - 2) % 3;
+    if (array < 2)
+        return t->n * spw__type_bytes(array ? t->g_type : t->p_type);
+    if ((moment == 1 && !spw__rule_has_v(t->rule)) ||
+        (moment == 2 && !spw__rule_has_m_slow(t->rule)))
+        return 0;
+    if (array < 5)
         return t->n * (t->is_8bit ? 1 : 4);
-    default:
-        return t->is_8bit ? (t->n + SPW__BLOCK - 1) / SPW__BLOCK * 4 : 0;
-    }
+    return t->is_8bit ? (t->n + SPW__BLOCK - 1) / SPW__BLOCK * 4 : 0;
 }
 
 static char *memory_of(const tensor *t, int array)
@@ -72,6 +73,7 @@ static void upload(const pair *w, const tensor *t, int array)
 static void make_tensor(pair *w, tensor *t, int kind, uint64_t n)
 {
     *t = (tensor){.n = n,
+                  .rule = w->rule,
                   .p_type = (spw_type)(kind % SPW__TYPES),
                   .g_type = (spw_type)(kind / SPW__TYPES % SPW__TYPES),
                   .is_8bit = kind >= FIRST_8BIT,
@@ -115,9 +117,10 @@ static void assert_same(const pair *w, const tensor *t, int step)
         assert_non_null(back);
         assert_int_equal(spw_device_copy(w->cuda, back, memory_of(t, i), bytes), 0);
         if (memcmp(back, t->host[i], bytes) != 0)
-            fail_msg("step %d: array %d of %llu elements (p %d, g %d, %s) is not the CPU's", step,
-                     i, (unsigned long long)t->n, t->p_type, t->g_type,
-                     t->is_8bit ? "8-bit" : "32-bit");
+            fail_msg(
+                "step %d: array %d of %llu elements (rule %d, p %d, g %d, %s) is not the CPU's",
+                step, i, (unsigned long long)t->n, t->rule, t->p_type, t->g_type,
+                t->is_8bit ? "8-bit" : "32-bit");
         free(back);
     }
 }
@@ -141,30 +144,49 @@ static void make_tables(pair *w)
     assert_int_equal(spw__kern_table_create(&w->cpu, w->n, blocks, &w->cpu_table), 0);
     assert_int_equal(spw__kern_table_create(w->cuda, w->n, blocks, &w->cuda_table), 0);
     for (uint64_t i = 0; i < w->n; i++) {
-        spw__adam_progress start = {.step = 0};
-        w->hyper[i] = (spw__adam_hyper){.lr = 1e-3 * (double)(i % 5 + 1),
-                                        .beta1 = i % 4 ? 0.9 : 0.4,
-                                        .beta2 = 0.999,
-                                        .eps = 1e-8,
-                                        .weight_decay = 0.01 * (double)(i % 3)};
+        spw__param_progress start = {.step = 0};
+        w->hyper[i] = (spw__hyper){.lr = 1e-3 * (double)(i % 5 + 1),
+                                   .beta1 = i % 4 ? 0.9 : 0.4,
+                                   .beta2 = 0.999,
+                                   .eps = 1e-8,
+                                   .weight_decay = 0.01 * (double)(i % 3),
+                                   .beta3 = 0.9999,
+                                   .alpha = 5,
+                                   .log_beta1 = log(i % 4 ? 0.9 : 0.4),
+                                   .log_beta3 = log(0.9999),
+                                   .t_alpha = i % 2 * 4,
+                                   .t_beta3 = i % 5 * 3,
+                                   .rule = w->rule,
+                                   .decay = (spw_decay)(i / 2 % 2)};
+        if (w->rule == SPW_ADAMW)
+            w->hyper[i].decay = SPW_DECAY_BEFORE; /* all that its kernels know */
         assert_int_equal(spw__kern_table_set(w->cpu_table, i, &start), 0);
         assert_int_equal(spw__kern_table_set(w->cuda_table, i, &start), 0);
     }
 }
 
 /* All kinds times all sizes; or one tensor of `n` elements and that kind. */
-static void open_pair(pair *w, int kind, uint64_t n)
+static void open_pair_of(pair *w, spw_rule rule, int kind, uint64_t n)
 {
-    *w = (pair){.random = 77 + n, .n = n ? 1 : N_KINDS * N_SIZES, .cpu = support_device(2)};
+    *w = (pair){
+        .rule = rule, .random = 77 + n, .n = n ? 1 : N_KINDS * N_SIZES, .cpu = support_device(2)};
     assert_int_equal(spw_device_open("cuda:0", NULL, &w->cuda), 0);
     w->tensors = calloc(w->n, sizeof *w->tensors);
     w->hyper = calloc(w->n, sizeof *w->hyper);
-    assert_true(w->tensors && w->hyper);
+    w->groups = calloc(w->n, sizeof *w->groups);
+    assert_true(w->tensors && w->hyper && w->groups);
+    for (uint64_t i = 0; i < w->n; i++)
+        w->groups[i] = (uint32_t)i;
     for (uint64_t i = 0; i < w->n; i++)
         make_tensor(w, &w->tensors[i], n ? kind : (int)(i % N_KINDS), n ? n : sizes[i / N_KINDS]);
     w->norm_runs[0] = norm_runs_of(w, false);
     w->norm_runs[1] = norm_runs_of(w, true);
     make_tables(w);
+}
+
+static void open_pair(pair *w, int kind, uint64_t n)
+{
+    open_pair_of(w, SPW_ADAMW, kind, n);
 }
 
 static void close_pair(pair *w)
@@ -175,6 +197,7 @@ static void close_pair(pair *w)
         free_tensor(w, &w->tensors[i]);
     free(w->tensors);
     free(w->hyper);
+    free(w->groups);
     free(w->norm_runs[0]);
     free(w->norm_runs[1]);
     spw_device_close(w->cuda);
@@ -187,28 +210,31 @@ static void close_pair(pair *w)
 
 /* --------------------------------------------------------------------------------- a step -- */
 
-static spw__adam_run run_of(const pair *w, uint64_t index, uint64_t first, uint64_t last,
-                            bool on_cuda)
+static spw__update_run run_of(const pair *w, uint64_t index, uint64_t first, uint64_t last,
+                              bool on_cuda)
 {
     const tensor *t = &w->tensors[index];
-    const spw__adam_table *table = on_cuda ? w->cuda_table : w->cpu_table;
+    const spw__step_table *table = on_cuda ? w->cuda_table : w->cpu_table;
     char *at[ARRAYS];
     for (int i = 0; i < ARRAYS; i++)
         at[i] = on_cuda ? memory_of(t, i) : (char *)t->host[i];
-    uint64_t code = t->is_8bit ? 1 : 4;
-    spw__adam_run run = {.p = at[0] + first * spw__type_bytes(t->p_type),
-                         .g = at[1] + first * spw__type_bytes(t->g_type),
-                         .m = at[2] + first * code,
-                         .v = at[3] + first * code,
-                         .n = last - first,
-                         .consts = spw__kern_table_consts(table, index),
-                         .p_type = t->p_type,
-                         .g_type = t->g_type};
-    if (t->is_8bit) {
-        run.absmax_m = (float *)(void *)at[4] + first / SPW__BLOCK;
-        run.absmax_v = (float *)(void *)at[5] + first / SPW__BLOCK;
+    for (int i = 2; i < ARRAYS; i++) {
+        uint64_t element = i < 5 && t->is_8bit ? 1 : 4;
+        uint64_t skipped = i < 5 ? first : first / SPW__BLOCK;
+        at[i] = bytes_of(t, i) ? at[i] + skipped * element : NULL;
     }
-    return run;
+    return (spw__update_run){.p = at[0] + first * spw__type_bytes(t->p_type),
+                             .g = at[1] + first * spw__type_bytes(t->g_type),
+                             .m = at[2],
+                             .v = at[3],
+                             .m_slow = at[4],
+                             .absmax_m = (float *)(void *)at[5],
+                             .absmax_v = (float *)(void *)at[6],
+                             .absmax_m_slow = (float *)(void *)at[7],
+                             .n = last - first,
+                             .consts = spw__kern_table_consts(table, index),
+                             .p_type = t->p_type,
+                             .g_type = t->g_type};
 }
 
 /* Every tensor that takes part, cut at multiples of `split`. */
@@ -217,27 +243,29 @@ static void step_on(const pair *w, uint64_t split, bool on_cuda, void *stream)
     uint64_t n_runs = 0, capacity = 0;
     for (uint64_t i = 0; i < w->n; i++)
         capacity += w->tensors[i].n / split + 1;
-    spw__adam_run *runs = calloc(capacity, sizeof *runs);
+    spw__update_run *runs = calloc(capacity, sizeof *runs);
     assert_non_null(runs);
     for (uint64_t i = 0; i < w->n; i++) {
-        uint64_t n = w->hyper[i].takes_part ? w->tensors[i].n : 0;
+        uint64_t n = w->groups[i] == SPW__SITS_OUT ? 0 : w->tensors[i].n;
         for (uint64_t at = 0; at < n; at += split)
             runs[n_runs++] = run_of(w, i, at, at + split < n ? at + split : n, on_cuda);
     }
     spw_device *device = on_cuda ? w->cuda : (spw_device *)&w->cpu;
-    assert_int_equal(spw__kern_adam(device, runs, n_runs, stream), 0);
+    assert_int_equal(spw__kern_update(device, w->rule, runs, n_runs, stream), 0);
     memset(runs, 0xEE, capacity * sizeof *runs); /* read before the call returned */
     free(runs);
 }
 
 static void begin_both(pair *w, double max_norm, void *stream)
 {
-    spw__adam_step step = {.hyper = w->hyper,
-                           .norm_runs = w->norm_runs[0],
-                           .n_norm_runs = w->n,
-                           .max_norm = max_norm,
-                           .grad_scale = 0.25,
-                           .stream = stream};
+    spw__step_request step = {.hyper = w->hyper,
+                              .groups = w->groups,
+                              .n_groups = w->n,
+                              .norm_runs = w->norm_runs[0],
+                              .n_norm_runs = w->n,
+                              .max_norm = max_norm,
+                              .grad_scale = 0.25,
+                              .stream = stream};
     assert_int_equal(spw__kern_table_begin(w->cpu_table, &step), 0);
     step.norm_runs = w->norm_runs[1];
     assert_int_equal(spw__kern_table_begin(w->cuda_table, &step), 0);
@@ -245,12 +273,12 @@ static void begin_both(pair *w, double max_norm, void *stream)
 
 static void assert_same_tables(const pair *w)
 {
-    spw__adam_verdict verdict[2];
+    spw__verdict verdict[2];
     assert_int_equal(spw__kern_table_verdict(w->cpu_table, &verdict[0]), 0);
     assert_int_equal(spw__kern_table_verdict(w->cuda_table, &verdict[1]), 0);
     assert_memory_equal(&verdict[0], &verdict[1], sizeof verdict[0]);
     for (uint64_t i = 0; i < w->n; i++) {
-        spw__adam_progress progress[2];
+        spw__param_progress progress[2];
         assert_int_equal(spw__kern_table_get(w->cpu_table, i, &progress[0]), 0);
         assert_int_equal(spw__kern_table_get(w->cuda_table, i, &progress[1]), 0);
         assert_memory_equal(&progress[0], &progress[1], sizeof progress[0]);
@@ -261,7 +289,8 @@ static void step_both(pair *w, int step, uint64_t split, double max_norm)
 {
     void *stream = step % 2 ? w->cuda->streams[SPW__DEV_IN] : NULL;
     for (uint64_t i = 0; i < w->n; i++) {
-        w->hyper[i].takes_part = w->n == 1 || (i + (uint64_t)step) % 7 != 0;
+        bool takes_part = w->n == 1 || (i + (uint64_t)step) % 7 != 0;
+        w->groups[i] = takes_part ? (uint32_t)i : SPW__SITS_OUT;
         new_gradient(w, &w->tensors[i], step == BAD_STEP && i == w->n / 2);
     }
     begin_both(w, max_norm, stream);
@@ -282,13 +311,14 @@ static void seed(uint64_t value)
         control.seed(value);
 }
 
-static void every_type_and_size_has_the_cpus_bits(void **state)
+static void every_rule_type_and_size_has_the_cpus_bits(void **state)
 {
     (void)state;
     const uint64_t splits[] = {256, 4096, 1 << 20};
-    for (uint64_t i = 0; i < 6; i++) {
+    for (uint64_t k = 0; k < UINT64_C(6) * SPW__RULES; k++) {
+        uint64_t i = k % 6;
         pair w;
-        open_pair(&w, 0, 0);
+        open_pair_of(&w, (spw_rule)(k / 6), 0, 0);
         seed(i);
         for (int step = 0; step < STEPS; step++)
             step_both(&w, step, splits[i / 2], i % 2 ? 3.0 : 0.0);
@@ -300,7 +330,7 @@ static void a_step_with_a_bad_norm_changes_nothing(void **state)
 {
     (void)state;
     pair w;
-    spw__adam_verdict verdict;
+    spw__verdict verdict;
     open_pair(&w, 0, 0);
     step_both(&w, BAD_STEP, 4096, 1.0);
     assert_int_equal(spw__kern_table_verdict(w.cuda_table, &verdict), 0);
@@ -324,13 +354,15 @@ static void a_loss_scale_and_found_inf_are_read_on_the_device(void **state)
     for (int i = 0; i < 2; i++) {
         float told[2] = {512.0f, (float)i};
         assert_int_equal(spw__dev_copy_now(w.cuda, memory, told, sizeof told), 0);
-        spw__adam_step step = {.hyper = w.hyper,
-                               .norm_runs = w.norm_runs[0],
-                               .n_norm_runs = w.n,
-                               .max_norm = 1.0,
-                               .grad_scale = 0.5,
-                               .loss_scale = &told[0],
-                               .found_inf = &told[1]};
+        spw__step_request step = {.hyper = w.hyper,
+                                  .groups = w.groups,
+                                  .n_groups = w.n,
+                                  .norm_runs = w.norm_runs[0],
+                                  .n_norm_runs = w.n,
+                                  .max_norm = 1.0,
+                                  .grad_scale = 0.5,
+                                  .loss_scale = &told[0],
+                                  .found_inf = &told[1]};
         assert_int_equal(spw__kern_table_begin(w.cpu_table, &step), 0);
         step.norm_runs = w.norm_runs[1];
         step.loss_scale = memory;
@@ -362,11 +394,9 @@ static void more_runs_than_a_buffer_holds(void **state)
 static void progress_can_be_set_behind_a_step(void **state)
 {
     (void)state;
-    const spw__adam_progress other = {.step = 9};
+    const spw__param_progress other = {.step = 9};
     pair w;
     open_pair(&w, 0, 0);
-    for (uint64_t i = 0; i < w.n; i++)
-        w.hyper[i].takes_part = 1;
     begin_both(&w, 1.0, w.cuda->streams[SPW__DEV_OUT]);
     assert_int_equal(spw__kern_table_set(w.cpu_table, 3, &other), 0);
     assert_int_equal(spw__kern_table_set(w.cuda_table, 3, &other), 0);
@@ -383,7 +413,6 @@ static void steps_queue_up(void **state)
     open_pair(&w, 0, 0);
     seed(5);
     for (uint64_t i = 0; i < w.n; i++) {
-        w.hyper[i].takes_part = 1;
         new_gradient(&w, &w.tensors[i], false);
     }
     for (int step = 0; step < 4 * STEPS; step++) {
@@ -432,16 +461,46 @@ static void the_norm_of_a_large_tensor_has_the_cpus_bits(void **state)
     }
 }
 
+/* What a step's beginning sends fits one buffer of the feed, or is refused by name. */
+static void as_many_tensors_as_a_buffer_has_room_for(void **state)
+{
+    (void)state;
+    static uint32_t groups[70000];
+    spw__hyper hyper = {.lr = 1, .beta1 = 0.9, .beta2 = 0.9, .eps = 1};
+    spw__step_request step = {.hyper = &hyper, .groups = groups, .n_groups = 1, .grad_scale = 1};
+    for (uint64_t n = 65000; n <= 70000; n += 5000) {
+        spw_device *device;
+        spw__step_table *table;
+        spw__param_progress progress;
+        int wanted = n == 65000 ? 0 : SPW_ENOTSUP;
+        assert_int_equal(spw_device_open("cuda:0", NULL, &device), 0);
+        assert_int_equal(spw__kern_table_create(device, n, 0, &table), 0);
+        assert_int_equal(spw__kern_table_begin(table, &step), wanted);
+        if (wanted)
+            assert_non_null(strstr(spw_last_error(), "70000 parameter tensors in 1 groups"));
+        assert_int_equal(spw__kern_table_get(table, n - 1, &progress), 0);
+        assert_int_equal(progress.step, wanted ? 0 : 1);
+        spw__kern_table_destroy(table);
+        spw_device_close(device);
+    }
+}
+
 /* -------------------------------------------------------------------------------- failures -- */
 
 /* The first thing that fails, from the module's load to the step's end. */
-static int step_alone(spw_device *device, const spw__adam_run *run, spw__adam_table **table)
+static int step_alone(spw_device *device, const spw__update_run *run, spw__step_table **table)
 {
-    spw__adam_hyper hyper = {.lr = 1, .beta1 = 0.9, .beta2 = 0.9, .eps = 1, .takes_part = 1};
+    spw__hyper hyper = {.lr = 1, .beta1 = 0.9, .beta2 = 0.9, .eps = 1};
+    uint32_t group = 0;
     spw__norm_run norm_run = {run->g, run->n, run->g_type};
-    spw__adam_step step = {
-        .hyper = &hyper, .norm_runs = &norm_run, .n_norm_runs = 1, .max_norm = 1, .grad_scale = 1};
-    spw__adam_run runs[40];
+    spw__step_request step = {.hyper = &hyper,
+                              .groups = &group,
+                              .n_groups = 1,
+                              .norm_runs = &norm_run,
+                              .n_norm_runs = 1,
+                              .max_norm = 1,
+                              .grad_scale = 1};
+    spw__update_run runs[40];
     double norm;
     int rc = spw__kern_table_create(device, 1, 1, table);
     if (rc == 0)
@@ -455,7 +514,7 @@ static int step_alone(spw_device *device, const spw__adam_run *run, spw__adam_ta
         runs[i].consts = spw__kern_table_consts(*table, 0);
     }
     if (rc == 0)
-        rc = spw__kern_adam(device, runs, 40, NULL);
+        rc = spw__kern_update(device, SPW_ADAMW, runs, 40, NULL);
     if (rc == 0)
         rc = spw__kern_norm(*table, &norm_run, 1, &norm);
     return rc == 0 ? spw_device_sync(device, NULL) : rc;
@@ -465,14 +524,14 @@ static int step_alone(spw_device *device, const spw__adam_run *run, spw__adam_ta
 static uint64_t fail_call(uint64_t n, CUresult result, int wanted, int *failed)
 {
     spw_device *device;
-    spw__adam_table *table = NULL;
+    spw__step_table *table = NULL;
     void *memory;
     assert_int_equal(spw_device_open("cuda:0", NULL, &device), 0);
     assert_int_equal(spw__dev_alloc(device, 640, SPW__DEV_MEMORY, &memory), 0);
     assert_int_equal(spw__dev_zero(device, memory, 640, device->streams[0]), 0);
     assert_int_equal(spw__dev_stream_sync(device, device->streams[0]), 0);
     float *at = memory;
-    spw__adam_run run = {.p = at, .g = at + 40, .m = at + 80, .v = at + 120, .n = 40};
+    spw__update_run run = {.p = at, .g = at + 40, .m = at + 80, .v = at + 120, .n = 40};
     uint64_t before = control.calls(NULL);
     control.fail_nth(NULL, n, result);
     int rc = step_alone(device, &run, &table);
@@ -510,7 +569,7 @@ static void every_failing_call_is_named_and_leaks_nothing(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_type_and_size_has_the_cpus_bits),
+        cmocka_unit_test(every_rule_type_and_size_has_the_cpus_bits),
         cmocka_unit_test(a_step_with_a_bad_norm_changes_nothing),
         cmocka_unit_test(a_loss_scale_and_found_inf_are_read_on_the_device),
         cmocka_unit_test(more_runs_than_a_buffer_holds),
@@ -518,6 +577,7 @@ int main(void)
         cmocka_unit_test(steps_queue_up),
         cmocka_unit_test(the_norm_has_the_cpus_bits),
         cmocka_unit_test(the_norm_of_a_large_tensor_has_the_cpus_bits),
+        cmocka_unit_test(as_many_tensors_as_a_buffer_has_room_for),
         cmocka_unit_test(every_failing_call_is_named_and_leaks_nothing),
     };
     has_standin = standin_find(&control);
