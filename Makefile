@@ -2,7 +2,7 @@
 BUILD := build
 VENV := .venv/bin
 
-.PHONY: all help demo test test-gpu check format bench clean
+.PHONY: all help demo test test-gpu soak fuzz coverage check format bench clean
 
 all: ## build the library and the command (build/spillway)
 	@scripts/setup build
@@ -22,6 +22,22 @@ test: ## build and run all tests (minutes, no GPU)
 
 test-gpu: all ## the tests that need an NVIDIA GPU
 	@for test in $(BUILD)/tests-gpu/*; do echo "== $$test"; $$test || exit 1; done
+
+soak: ## long random walks under ASan and TSan, OPS=100000 each (an hour or two, no GPU)
+	@scripts/setup test
+	@scripts/soak $(or $(OPS),100000)
+
+fuzz: ## libFuzzer on every reader of files, SECONDS=20 each (needs clang)
+	@scripts/setup ci
+	@scripts/fuzz $(or $(SECONDS),20)
+
+coverage: ## all tests, and which lines of src/ they run
+	@scripts/setup test
+	@cmake --preset coverage >/dev/null
+	@cmake --build --preset coverage -- --quiet
+	@find build-coverage -name '*.gcda' -delete
+	@scripts/run_tests build-coverage
+	@python3 scripts/coverage.py build-coverage
 
 check: ## include law, sizes of files and functions, format, the header as C++
 	@scripts/setup ci

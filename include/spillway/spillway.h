@@ -103,8 +103,8 @@ typedef struct spw_device spw_device;
 typedef struct spw_device_config {
     uint32_t size;    /* sizeof(spw_device_config) */
     uint32_t threads; /* that compute steps; 0: one per core this process may run on */
-    uint64_t mem;     /* bytes the device has; 0: the machine's physical memory, or all of the
-                         GPU's */
+    uint64_t mem;     /* bytes the device has; 0: the machine's physical memory or its control
+                         group's limit, if that is less; or all of the GPU's */
 } spw_device_config;
 
 SPW_API void spw_device_config_default(spw_device_config *config);
@@ -143,10 +143,13 @@ typedef struct spw_link_rates {
     double out_gbs;    /* device to host alone */
     double both_gbs;   /* both at once, the sum of the two */
     double device_gbs; /* within the device, 256 MiB a copy, bytes read and written */
+    double host_gbs;   /* within host memory, by all cores, bytes copied */
+    double pin_gbs;    /* fresh host memory pinned; 0: this device needs none pinned */
 } spw_link_rates;
 
 /* Measures copies of `copy_bytes` (4 KiB to 256 MiB): the limits that paging is held to. Takes 512
- * MiB of device memory and as much pinned host memory for a few seconds at most.
+ * MiB of device memory and, one after the other, as much and 1 GiB of pinned host memory, for a few
+ * seconds at most.
  * SPW_ENOMEM, SPW_EHOSTMEM: there is not as much. */
 SPW_API int spw_device_link(spw_device *device, uint64_t copy_bytes, spw_link_rates *rates);
 
@@ -242,7 +245,8 @@ typedef struct spw_pager_stats {
     uint64_t reclaims;       /* how often state was given back on demand */
     uint64_t bytes_reclaimed;
     uint64_t host_bytes;   /* RAM that the store holds */
-    uint64_t pinned_bytes; /* host memory that is pinned for a GPU */
+    uint64_t pinned_bytes; /* host memory that is pinned for a GPU: all of the ram store, or where a
+                              limit refuses that the pinned ring, or 0 where that is refused too */
     uint64_t steps;        /* sweeps done */
     spw_paging paging;     /* the way in use, AUTO resolved */
     int32_t direct_io;     /* file store: 1 if the page cache is bypassed */
@@ -338,10 +342,16 @@ typedef struct spw_param {
     uint32_t bits;      /* of its state: 8 or 32 whatever its size; 0: by the optimizer's config */
 } spw_param;
 
-/* Registers a parameter, before the first step, norm or part of a state, which fix the layout;
- * returns its index (0, 1, ... in order), or a negative error. SPW_EINVAL a bad field, or the
+/* Registers a parameter, before the first step, norm, part of a state or spw_optim_lay_out, which fix
+ * the layout; returns its index (0, 1, ... in order), or a negative error. SPW_EINVAL a bad field, or the
  * layout is fixed. */
 SPW_API int64_t spw_optim_add(spw_optim *optim, const spw_param *param);
+
+/* Fixes the layout and takes the store's space now, which the first step would: a full disk or a cap
+ * that is too small is found before there is work to lose. No state goes to the device yet.
+ * SPW_EHOSTMEM, SPW_ENOSPC: the store cannot hold the state; SPW_ENOMEM: the device has no room for
+ * the tables of a step; nothing was changed, the call may be repeated. */
+SPW_API int spw_optim_lay_out(spw_optim *optim);
 
 /* Tells where a parameter and its gradient are now. A NULL gradient: the coming steps leave this
  * parameter and its state alone and touch none of its pages. */
@@ -422,6 +432,9 @@ SPW_API int spw_optim_get_part(spw_optim *optim, uint64_t index, spw_part part, 
                                uint64_t bytes);
 SPW_API int spw_optim_set_part(spw_optim *optim, uint64_t index, spw_part part, const void *host,
                                uint64_t bytes);
+
+/* Puts a parameter into another group, from the next step on; its state stays. */
+SPW_API int spw_optim_set_param_group(spw_optim *optim, uint64_t index, uint32_t group);
 
 /* How many steps a parameter has had; bias correction follows it. */
 SPW_API int spw_optim_get_step(spw_optim *optim, uint64_t index, uint64_t *step);

@@ -1,21 +1,23 @@
 """The parameters of one optimizer that live on one device: their pager, and the step over them.
 
 What it is not: it knows no param_groups' life, no state_dict and no hooks; optim.py has those. An
-engine's parameters are fixed when it is made; what comes later gets another engine. One thread at a
-time, as any torch optimizer; on CUDA everything is queued on the thread's current stream.
+engine's parameters are fixed when it is made; what comes later gets another engine. `turn`, a lock of
+its optimizer, lets one thread at a time step, or reach the state (a thread that saves while another
+trains); on CUDA everything is queued on the thread's current stream.
 """
 import os
 import weakref
 
 import torch
 
-from . import _lib
+from . import _lib, _state
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _PARTS = ("m", "v", "absmax_m", "absmax_v")
 _ENOMEM = -2
 
 live = weakref.WeakSet()  # the engines of this process
+reserved = {}             # by torch.device: what memory.reserve said last, for engines to come
 _devices = {}             # by name; a device lives as long as the process
 if hasattr(os, "register_at_fork"):
     # The threads of a device do not survive a fork: the child opens its own.
@@ -46,9 +48,11 @@ def local(tensor):
     return shard.wait() if hasattr(shard, "wait") else shard
 
 
-def _destroy(optim, pager):
-    optim.close()
-    pager.close()
+def _destroy(optim, pager, process):
+    # A forked child shares the parent's files and rings and has none of its threads: hands off.
+    if process == os.getpid():
+        optim.close()
+        pager.close()
 
 
 class Slot:
@@ -62,19 +66,21 @@ class Slot:
         self.n = local(param).numel()
         self.dtype = param.dtype
         self.sharded = is_sharded(param)
-        self.group = group        # the engine's number of its group
-        self.touched = False      # it has had a gradient in a step, or a saved state
+        self.group = group        # its group among the optimizer's, as the library was told
+        self.touched = False      # its state is not all zero, or may not be
         self.empty_steps = 0      # steps of an empty shard, which the library does not count
 
     @property
     def step(self):
-        return self.engine.optim.get_step(self.index) if self.n else self.empty_steps
+        with self.engine.turn:
+            return self.engine.optim.get_step(self.index) if self.n else self.empty_steps
 
     @step.setter
     def step(self, value):
         self.empty_steps = value
         if self.n:
-            self.engine.optim.set_step(self.index, value)
+            with self.engine.turn:
+                self.engine.optim.set_step(self.index, value)
 
     def parts(self):
         """The names of the parts of its state."""
@@ -82,25 +88,42 @@ class Slot:
 
     def read(self, name):
         """A part, copied out page by page: a CPU tensor, flat."""
+        self.engine.check_process()
         size = self.engine.optim.part_bytes(self.index, name)
         codes = self.bits == 8 and name in ("m", "v")
         part = torch.empty(size if codes else size // 4,
                            dtype=torch.uint8 if codes else torch.float32)
-        self.engine.optim.read_part(self.index, name, part.data_ptr(), size)
+        with self.engine.turn:
+            self.engine.optim.read_part(self.index, name, part.data_ptr(), size)
         return part
 
     def write(self, name, part):
         """The other way, from a CPU tensor of that size and type."""
+        self.engine.check_process()
         part = part.contiguous()
-        self.engine.optim.write_part(self.index, name, part.data_ptr(),
-                                     part.numel() * part.element_size())
+        with self.engine.turn:
+            self.engine.optim.write_part(self.index, name, part.data_ptr(),
+                                         part.numel() * part.element_size())
+
+    def fill(self, moments):
+        """Takes the state that _state.parse returned."""
+        for name, part in zip(self.parts(), _state.as_bits(moments, self.bits)):
+            self.write(name, part)
+        self.step = moments.step
+
+    def clear(self):
+        """As before its first step."""
+        for name in self.parts():
+            self.write(name, torch.zeros_like(self.read(name)))
+        self.step = 0
 
 
 class Engine:
-    """`members`: (parameter, number of its group, bits of its state, name) in order of registration.
-    `pager_options`: fields of spw_pager_config. `group_options`: by number, fields of spw_group."""
+    """`pager_options`: fields of spw_pager_config. It does not know its slots, which know it: without
+    a cycle its memory is free as soon as the optimizer is."""
 
-    def __init__(self, where, members, pager_options, group_options):
+    def __init__(self, where, pager_options, turn):
+        self.turn = turn
         self.where = where
         self.is_cuda = where.type == "cuda"
         self.process = os.getpid()
@@ -110,29 +133,32 @@ class Engine:
         except Exception:
             self.pager.close()
             raise
-        self._close = weakref.finalize(self, _destroy, self.optim, self.pager)
+        self._close = weakref.finalize(self, _destroy, self.optim, self.pager, self.process)
         self._close.atexit = False  # the process ends; the driver may be gone already
-        self.groups = {}            # the optimizer's number of a group: ours
-        self._group_now = {}        # ours: what the library was told last
-        self.slots = []
-        for param, group, bits, name in members:
-            self._add(param, group, bits, name, group_options)
+        self.groups = {}            # the optimizer's number of a group: the library's
+        self._group_now = {}        # the library's: what it was told last
         # Three words a parameter, as spw_place has them: data, gradient, the gradient's type.
-        self._idle = []
-        for slot in self.slots:
-            self._idle += [local(slot.param).data_ptr(), 0, 0]
-        self.now = list(self._idle)
+        self._idle, self.now = [], []
         self._told = None  # what the library was told last
         self.held = []     # copies that the step under way reads
+        if where in reserved:
+            self.pager.reserve(reserved[where])
         live.add(self)
 
-    def _add(self, param, group, bits, name, group_options):
-        if group not in self.groups:
-            self.groups[group] = self.optim.add_group(**group_options[group])
+    def _group(self, number, options):
+        """The library's number of a group, which is made if need be."""
+        if number not in self.groups:
+            self.groups[number] = self.optim.add_group(**options)
+        return self.groups[number]
+
+    def add(self, param, bits, group, options, name):
+        """The slot of a new parameter, whose group has these hyper-parameters (spw_group)."""
+        number = self._group(group, options)
         shard = local(param).detach()
         index = self.optim.add_at(shard.data_ptr(), shard.numel(), TYPES[shard.dtype],
-                                  group=self.groups[group], bits=bits, name=name)
-        self.slots.append(Slot(self, index, param, bits, self.groups[group]))
+                                  group=number, bits=bits, name=name)
+        self._idle += [shard.data_ptr(), 0, 0]
+        return Slot(self, index, param, bits, group)
 
     def close(self):
         live.discard(self)
@@ -140,15 +166,25 @@ class Engine:
 
     # ------------------------------------------------------------------------------- a step --
 
-    def set_group(self, number, options):
-        if self._group_now.get(number) != options:
+    def set_group(self, group, options):
+        """The hyper-parameters of one of the optimizer's groups, if it has or had members here."""
+        number = self.groups.get(group)
+        if number is not None and self._group_now.get(number) != options:
             self.optim.set_group(number, **options)
             self._group_now[number] = options
 
-    def begin(self):
+    def move(self, slot, group, options):
+        """A parameter is in another group of the optimizer now, or its group has another number."""
+        self.optim.set_param_group(slot.index, self._group(group, options))
+        slot.group = group
+
+    def check_process(self):
         if self.process != os.getpid():
             raise RuntimeError("this optimizer was stepped before a fork: make it in the process "
-                               "that steps it")
+                               "that steps it, and take its state_dict() there")
+
+    def begin(self):
+        self.check_process()
         self.now = list(self._idle)
         self.held = []
 
@@ -162,7 +198,6 @@ class Engine:
         if param.dtype is not slot.dtype or param.numel() != slot.n or \
                 param.device != self.where or grad.device != self.where:
             raise _changed(slot, param, grad, self.where)
-        slot.touched = True
         if not slot.n:
             slot.empty_steps += 1
             return None
@@ -198,6 +233,8 @@ class Engine:
                 raise
             torch.cuda.empty_cache()
             self.optim.step(1.0, max_norm, grad_scale, stream, *addresses)
+        # Queued on the stream that will use their memory next, as the gradients themselves are.
+        self.held = []
 
     def norm(self):
         """The norm of the gradients that `place` was told; waits for them."""

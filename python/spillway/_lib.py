@@ -209,6 +209,10 @@ class Optim(_Handle):
     def set_group(self, index, **options):
         _call("spw_optim_set_group", self._handle, _u32(index), c.byref(_new_group(options)))
 
+    def set_param_group(self, index, group):
+        """Puts a parameter into another group; its state stays."""
+        _call("spw_optim_set_param_group", self._handle, _u64(index), _u32(group))
+
     def add(self, data, grad=None, name="", group=0, bits=0):
         """Registers a tensor; returns its index. `bits` of its state: 8, 32, or 0 by its size."""
         if grad is not None and _count(grad) != _count(data):

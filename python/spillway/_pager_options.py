@@ -1,18 +1,27 @@
 """What an optimizer's keyword arguments mean as fields of spw_pager_config."""
 import itertools
+import numbers
 import os
 import re
 
 _UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([KMGT]iB|B|)\s*")
 _WAYS = ("auto", "copy", "mapped", "unified", "off")
+# The options that mean nothing with a way to move, and why.
+_IDLE = {
+    "off": (("state_mem", "occupancy", "store", "host_mem", "pinned_mem"),
+            "all state stays on the device: use a Paged class, is_paged=True or paging=\"copy\""),
+    "mapped": (("state_mem", "occupancy"), "no state stays on the device: use paging=\"copy\""),
+    "unified": (("state_mem", "occupancy"), "what stays on the device is the driver's to say: use "
+                "paging=\"copy\""),
+}
 _files = itertools.count()
 
 
 def size(value, name):
     """Bytes: a whole number, or text such as "512MiB" or "1.5GiB"."""
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-        return value
+    if isinstance(value, numbers.Integral) and not isinstance(value, bool) and value >= 0:
+        return int(value)
     match = _SIZE.fullmatch(value) if isinstance(value, str) else None
     if not match:
         raise ValueError(f"{name}={value!r}: a number of bytes, or a size such as \"512MiB\" or "
@@ -42,9 +51,26 @@ def _scratch(store):
     return f"{store}.{os.getpid()}.{next(_files)}"
 
 
+def count(value, name):
+    """A whole number of at least 0."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 0:
+        raise ValueError(f"{name}={value!r}: a whole number of at least 0 is needed")
+    return int(value)
+
+
+def _share(value):
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 < value <= 1:
+        raise ValueError(f"occupancy={value!r}: a number above 0 and at most 1, such as 0.9")
+    return float(value)
+
+
 def check(options):
-    """ValueError names the option that is wrong; otherwise nothing."""
+    """ValueError names the option that is wrong, or that means nothing; otherwise nothing."""
     fields(options)
+    names, why = _IDLE.get(options["paging"], ((), ""))
+    for name in names:
+        if options[name] is not None and options[name] != "ram":
+            raise ValueError(f"{name}={options[name]!r} with paging=\"{options['paging']}\": {why}")
 
 
 def fields(options):
@@ -56,9 +82,7 @@ def fields(options):
     if "state_mem" in given:
         result.update(_cap(given["state_mem"]))
     if "occupancy" in given:
-        if not 0 < given["occupancy"] <= 1:
-            raise ValueError(f"occupancy={given['occupancy']!r}: above 0 and at most 1")
-        result["occupancy"] = float(given["occupancy"])
+        result["occupancy"] = _share(given["occupancy"])
     if "store" in given:
         result["store"] = _scratch(given["store"])
     for name, field in (("page_size", "page_bytes"), ("host_mem", "host_mem"),

@@ -107,15 +107,17 @@ def cache_given(engine):
 
 
 def reserve(size, device=None):
-    """Says that `size` (bytes, or "2GiB") beyond what is in use on a CUDA device now (default: the
-    current one) will be needed: state gives way now, and keeps away until the next call. 0 takes the
-    word back."""
+    """Says that `size` (bytes, or "2GiB") beyond what is in use on a device now (default: the current
+    CUDA device, the CPU where there is none) will be needed: state gives way now, and keeps away
+    until the next call, that of optimizers made later too. 0 takes the word back."""
     from . import _pager_options
     size = _pager_options.size(size, "size")
-    where = torch.device("cuda", torch.cuda.current_device()) if device is None else \
-        torch.device(device)
+    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if where.type not in ("cpu", "cuda"):
+        raise ValueError(f"device={str(where)!r}: Spillway knows cpu and cuda")
     if where.type == "cuda" and where.index is None:
         where = torch.device("cuda", torch.cuda.current_device())
+    _engine.reserved[where] = size
     for engine in list(_engine.live):
         if engine.where == where:
             engine.pager.reserve(size)

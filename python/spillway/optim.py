@@ -13,6 +13,8 @@ wait. State is made at the first step, or by load_state_dict; on which device, i
 """
 import copy
 import math
+import numbers
+import threading
 from collections import defaultdict
 from collections.abc import MutableMapping
 
@@ -111,6 +113,10 @@ class _Adam(torch.optim.Optimizer):
     _step_supports_amp_scaling = True  # GradScaler hands us its scale and verdict on the device
     _decay, _bits, _paged = 0.0, None, False
 
+    def __init_subclass__(cls, **named):
+        super().__init_subclass__(**named)
+        cls.__doc__ = cls.__doc__ or _Adam.__doc__  # which help() looks for in the class alone
+
     def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=None,
                  amsgrad=False, optim_bits=32, args=None, min_8bit_size=4096, is_paged=False, *,
                  state_mem=None, occupancy=None, store=None, page_size=None, max_norm=0.0,
@@ -120,21 +126,24 @@ class _Adam(torch.optim.Optimizer):
         if optim_bits != 32 and self._bits is not None or optim_bits not in (8, 32):
             raise ValueError(f"optim_bits={optim_bits!r}: 8 or 32, and only for a class without "
                              "bits in its name")
-        if not (isinstance(max_norm, (int, float)) and 0 <= max_norm < math.inf):
+        if not (isinstance(max_norm, numbers.Real) and 0 <= max_norm < math.inf):
             raise ValueError(f"max_norm={max_norm!r}: a finite number, 0 for no clipping")
         decay = self._decay if weight_decay is None else weight_decay
+        if is_paged and paging == "off":
+            raise ValueError("is_paged=True and paging=\"off\" contradict each other: leave one out")
         if paging is None:
             paging = "auto" if is_paged or self._paged else "off"
         self._options = {"paging": paging, "state_mem": state_mem, "occupancy": occupancy,
                          "store": store, "page_size": page_size, "host_mem": host_mem,
                          "pinned_mem": pinned_mem}
         _pager_options.check(self._options)
-        self._settings = {"bits": self._bits or optim_bits, "min_8bit_size": min_8bit_size,
+        self._settings = {"bits": self._bits or optim_bits, "min_8bit_size": _pager_options.count(min_8bit_size, "min_8bit_size"),
                           "max_norm": float(max_norm)}
         self._start()
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": decay})
 
     def _start(self):
+        self._turn = threading.RLock()
         self._engines = []
         self._slots = {}  # by id of the parameter, which its slot keeps alive
         self._kept = []   # of each group: which of its parameters were marked by keep_32bit
@@ -143,6 +152,9 @@ class _Adam(torch.optim.Optimizer):
 
     def add_param_group(self, param_group):
         """As torch's. Parameters that come after the first step get a pager of their own."""
+        for key in {*self._options, *self._settings, "optim_bits", "is_paged"} - {"bits"}:
+            if key in param_group:
+                raise ValueError(f"{key} is said once, to the optimizer: it cannot differ by group")
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         try:
@@ -158,6 +170,9 @@ class _Adam(torch.optim.Optimizer):
     @staticmethod
     def _check_group(group):
         _group_fields(group)
+        for key in ("amsgrad", "maximize"):
+            if group.get(key):
+                raise ValueError(f"{key} is not supported: leave it out of the group")
         for param in group["params"]:
             if param.dtype not in _engine.TYPES:
                 raise TypeError(f"a parameter of {param.dtype}: float32, bfloat16 and float16 are "
@@ -165,8 +180,9 @@ class _Adam(torch.optim.Optimizer):
 
     def _bits_of(self, param, group, place):
         kept = self._kept[group][place:place + 1] if group < len(self._kept) else []
-        if kept and kept[0]:
-            return kept[0]
+        mark = getattr(param, "_spw_state_bits", None) or (kept and kept[0])
+        if mark:
+            return mark
         small = param.numel() < self._settings["min_8bit_size"]
         return 32 if small else self._settings["bits"]
 
@@ -182,9 +198,11 @@ class _Adam(torch.optim.Optimizer):
                     members.setdefault(where, []).append((param, number, bits, name))
         fields = {n: _group_fields(group) for n, group in enumerate(self.param_groups)}
         for where, list_of in members.items():
-            engine = _engine.Engine(where, list_of, _pager_options.fields(self._options), fields)
+            engine = _engine.Engine(where, _pager_options.fields(self._options), self._turn)
+            slots = [engine.add(param, bits, number, fields[number], name)
+                     for param, number, bits, name in list_of]
             self._engines.append(engine)
-            self._slots.update((id(slot.param), slot) for slot in engine.slots)
+            self._slots.update((id(slot.param), slot) for slot in slots)
 
     def _names(self):
         """By id of each parameter: its name where the optimizer was made from named_parameters()
@@ -204,6 +222,20 @@ class _Adam(torch.optim.Optimizer):
         slot.touched = True
         self.state[slot.param] = ParamState(slot)
 
+    def _has_state(self, slot):
+        there = self.state.get(slot.param)
+        return type(there) is ParamState and there._slot is slot
+
+    def _follow_state(self, slot):
+        """Takes what the user did to optimizer.state: what was taken out begins anew, what was put
+        there (another parameter's state, any layout that load_state_dict takes) goes on."""
+        given = self.state.get(slot.param)
+        if given:
+            slot.fill(_state.parse(given, slot.n, "optimizer.state[p]"))
+        elif slot.touched:
+            slot.clear()
+        self._touch(slot)
+
     # ------------------------------------------------------------------------------- the step --
 
     @_no_dynamo
@@ -217,10 +249,11 @@ class _Adam(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        copied = self._place()
-        self._run(getattr(self, "grad_scale", None), getattr(self, "found_inf", None))
-        for param, work in copied:
-            _engine.local(param).copy_(work)
+        with self._turn:
+            copied = self._place()
+            self._run(getattr(self, "grad_scale", None), getattr(self, "found_inf", None))
+            for param, work in copied:
+                _engine.local(param).copy_(work)
         for engine in self._engines:
             memory.after_step(engine)
         return loss
@@ -235,17 +268,17 @@ class _Adam(torch.optim.Optimizer):
         for number, group in enumerate(self.param_groups):
             fields = _group_fields(group)
             for engine in self._engines:
-                if number in engine.groups:
-                    engine.set_group(engine.groups[number], fields)
+                engine.set_group(number, fields)
             for param in group["params"]:
                 grad = param.grad
                 if grad is None:
                     continue
                 slot = slots[id(param)]
-                fresh = not slot.touched
+                if slot.group != number:
+                    slot.engine.move(slot, number, fields)
+                if not self._has_state(slot):
+                    self._follow_state(slot)
                 work = slot.engine.place(slot, param, grad)
-                if fresh:
-                    self._touch(slot)
                 if work is not None:
                     copied.append((param, work))
         return copied
@@ -304,7 +337,7 @@ class _Adam(torch.optim.Optimizer):
         for group in self.param_groups:
             for param in group["params"]:
                 slot = self._slot(param)
-                if slot is not None and slot.touched:
+                if slot is not None and self._has_state(slot):
                     state[numbers[id(param)]] = _entry(slot, param)
         result = {"state": state, "param_groups": groups}
         for hook in self._optimizer_state_dict_post_hooks.values():
@@ -335,8 +368,9 @@ class _Adam(torch.optim.Optimizer):
                 "loaded state dict has groups of "
                 f"{[len(group['params']) for group in saved]} parameters, the optimizer has "
                 f"{[len(group['params']) for group in ours]}")
-        if any(group.get("amsgrad") for group in saved):
-            raise ValueError("the saved optimizer used amsgrad, which cannot be continued")
+        for key in ("amsgrad", "maximize"):
+            if any(group.get(key) for group in saved):
+                raise ValueError(f"the saved optimizer used {key}, which cannot be continued")
         merged = []
         for own, theirs in zip(ours, saved):
             values = copy.deepcopy({k: v for k, v in theirs.items() if k != "params"})
@@ -376,10 +410,7 @@ class _Adam(torch.optim.Optimizer):
                 self._bind()
             for param, entry in saved:
                 slot = self._slot(param)
-                moments = _state.parse(_shards.own_part(entry, param), slot.n, "")
-                for name, part in zip(slot.parts(), _state.as_bits(moments, slot.bits)):
-                    slot.write(name, part)
-                slot.step = moments.step
+                slot.fill(_state.parse(_shards.own_part(entry, param), slot.n, ""))
         except BaseException:
             for engine in self._engines:
                 engine.close()
@@ -397,18 +428,19 @@ class _Adam(torch.optim.Optimizer):
         named_parameters() if the optimizer was made from those, else numbers. An older file stays
         until the new one is whole. Hyper-parameters are not in it. ValueError where state is on
         several devices or sharded."""
-        self._only_engine("save").optim.save(path)
+        with self._turn:
+            self._only_engine("save").optim.save(path)
 
     @torch.no_grad()
     def load(self, path):
         """Reads what save wrote, or `spillway ckpt convert`, into an optimizer with parameters of
         the same names, sizes and bits of state, under any paging: state goes where it rests.
         spillway.Error for a damaged file, or one of other parameters; then nothing is changed."""
-        engine = self._only_engine("load")
-        engine.optim.load(path)
-        for slot in engine.slots:
-            if slot.step and not slot.touched:
-                self._touch(slot)
+        with self._turn:
+            self._only_engine("load").optim.load(path)
+            for slot in list(self._slots.values()):
+                if slot.step and not slot.touched:
+                    self._touch(slot)
 
     def _only_engine(self, what):
         if any(self._slot(p) is None for group in self.param_groups for p in group["params"]):
@@ -418,16 +450,16 @@ class _Adam(torch.optim.Optimizer):
                              f"{len(self._engines)} (several devices, or parameters that came "
                              "after the first step): use state_dict()")
         engine = self._engines[0]
-        if any(slot.sharded for slot in engine.slots):
+        engine.check_process()
+        if any(slot.sharded for slot in self._slots.values()):
             raise ValueError(f"{what}: sharded parameters: use torch.distributed.checkpoint")
         for number, group in enumerate(self.param_groups):
-            if number in engine.groups:
-                engine.set_group(engine.groups[number], _group_fields(group))
+            engine.set_group(number, _group_fields(group))
         return engine
 
     def __getstate__(self):
         state = [(slot.param, {key: value for key, value in ParamState(slot).items()})
-                 for slot in self._slots.values() if slot.touched]
+                 for slot in self._slots.values() if self._has_state(slot)]
         return {"version": _VERSION, "defaults": self.defaults, "param_groups": self.param_groups,
                 "options": self._options, "settings": self._settings, "kept": self._kept,
                 "state": state}
@@ -444,6 +476,11 @@ class _Adam(torch.optim.Optimizer):
 
 def _group_fields(group):
     """A group's hyper-parameters as fields of spw_group; ValueError for one out of range."""
+    for key in ("lr", "eps", "weight_decay"):
+        if not isinstance(group[key], (numbers.Real, torch.Tensor)):
+            raise ValueError(f"{key}={group[key]!r}: a number is needed")
+    if not isinstance(group["betas"], (tuple, list)) or len(group["betas"]) != 2:
+        raise ValueError(f"betas={group['betas']!r}: two numbers are needed")
     if isinstance(group["lr"], torch.Tensor) and group["lr"].numel() != 1:
         raise ValueError("Tensor lr must be 1-element")
     lr, (beta1, beta2) = float(group["lr"]), group["betas"]
@@ -470,7 +507,7 @@ def _entry(slot, param):
 
 
 class Adam(_Adam):
-    __doc__ = _Adam.__doc__
+    pass
 
 
 class Adam8bit(Adam):
@@ -482,7 +519,6 @@ class Adam32bit(Adam):
 
 
 class AdamW(_Adam):
-    __doc__ = _Adam.__doc__
     _decay = 1e-2
 
 

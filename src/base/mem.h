@@ -29,6 +29,10 @@ void spw__unmap(void *pointer, uint64_t bytes);
  * says. */
 uint64_t spw__memory_available(void);
 
+/* Bytes of memory that the process may use at all: the machine's, or the tightest limit of its
+ * control groups where that is less. */
+uint64_t spw__memory_physical(void);
+
 static inline uint64_t spw__round_up(uint64_t value, uint64_t multiple)
 {
     return (value + multiple - 1) / multiple * multiple;

@@ -16,8 +16,6 @@
  *   codes, block       where 8-bit state is in it: the table of its codes ("bitsandbytes") and the
  *                      elements that share an absmax ("256")
  *   step.NAME          steps that the parameter has had, decimal
- *   beta_powers.NAME   the running products of its betas, as the bits of two doubles in
- * hexadecimal; missing in a converted file: by the optimizer's own betas
  *
  * Pages are walked in order, each read or written once, whole; a tensor's pieces come in order
  * then, and its checksum runs along.
@@ -56,9 +54,6 @@ static inline size_t spw__ckpt_tensor_of(const spw__ckpt_table *table, uint64_t 
 
 /* New metadata of an optimizer. */
 int spw__ckpt_metadata_make(spw_optim *optim, struct json_t **metadata);
-
-/* For beta1_power: a converted file knows steps, and not the betas they were taken with. */
-#define SPW__POWERS_BY_STEP (-1.0)
 
 /* Is this an optimizer's file that can be read here, of this optimizer's parameters? Then where
  * each stands; `progress` has room for all. */

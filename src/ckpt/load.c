@@ -134,8 +134,6 @@ static int read_page(loading *l, uint64_t page)
 
 static int set_progress(spw_optim *optim, size_t index, const spw__adam_progress *progress)
 {
-    if (progress->beta1_power == SPW__POWERS_BY_STEP)
-        return spw_optim_set_step(optim, index, progress->step);
     optim->params[index].start = *progress;
     return spw__kern_table_set(optim->table, index, progress);
 }

@@ -36,13 +36,6 @@ static int set(json_t *metadata, const char *prefix, const char *name, const cha
     return failed ? spw__error(SPW_EHOSTMEM, "out of host memory for a checkpoint's header") : 0;
 }
 
-static uint64_t bits_of(double value)
-{
-    uint64_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    return bits;
-}
-
 static int set_progress(spw_optim *optim, size_t index, json_t *metadata)
 {
     char text[48];
@@ -50,11 +43,7 @@ static int set_progress(spw_optim *optim, size_t index, json_t *metadata)
     spw__adam_progress progress = param->start;
     int rc = optim->table ? spw__kern_table_get(optim->table, index, &progress) : 0;
     (void)snprintf(text, sizeof text, "%" PRIu64, progress.step);
-    if (rc == 0)
-        rc = set(metadata, SPW__OPTIM_STEP, param->name, text);
-    (void)snprintf(text, sizeof text, "%016" PRIx64 " %016" PRIx64, bits_of(progress.beta1_power),
-                   bits_of(progress.beta2_power));
-    return rc < 0 ? rc : set(metadata, SPW__OPTIM_POWERS, param->name, text);
+    return rc < 0 ? rc : set(metadata, SPW__OPTIM_STEP, param->name, text);
 }
 
 static bool has_codes(const spw_optim *optim)
@@ -145,33 +134,17 @@ static int check_others(const spw_optim *optim, const spw__safetensors *file)
     return 0;
 }
 
-static double double_of(uint64_t bits)
-{
-    double value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
 static int read_progress(const spw__safetensors *file, const char *name, spw__adam_progress *result)
 {
-    uint64_t step, powers[2];
+    uint64_t step;
     int end = 0;
     const char *text = get(file, SPW__OPTIM_STEP, name);
     if (!text)
         return spw__error(SPW_EINVAL, "%s: has no parameter %s", file->path, name);
-    bool fine = sscanf(text, "%" SCNu64 "%n", &step, &end) == 1 && !text[end];
-    text = get(file, SPW__OPTIM_POWERS, name);
-    if (fine && !text) {
-        *result = (spw__adam_progress){.beta1_power = SPW__POWERS_BY_STEP, .step = step};
-        return 0;
-    }
-    fine = fine && sscanf(text, "%" SCNx64 " %" SCNx64 "%n", &powers[0], &powers[1], &end) == 2 &&
-           !text[end];
-    if (!fine)
-        return spw__error(SPW_EFORMAT, "%s: parameter %s: step or beta_powers make no sense",
-                          file->path, name);
-    *result = (spw__adam_progress){
-        .beta1_power = double_of(powers[0]), .beta2_power = double_of(powers[1]), .step = step};
+    if (sscanf(text, "%" SCNu64 "%n", &step, &end) != 1 || text[end])
+        return spw__error(SPW_EFORMAT, "%s: parameter %s: step %s makes no sense", file->path, name,
+                          text);
+    *result = (spw__adam_progress){.step = step};
     return 0;
 }
 

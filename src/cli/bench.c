@@ -286,15 +286,19 @@ static int run_link(const link_request *request)
         return spw__cli_fail("%s", spw_last_error());
     if (request->json)
         (void)printf("{\"device\":\"%s\",\"copy_bytes\":%" PRIu64 ",\"in_gbs\":%.3f,"
-                     "\"out_gbs\":%.3f,\"both_gbs\":%.3f,\"device_gbs\":%.3f}\n",
+                     "\"out_gbs\":%.3f,\"both_gbs\":%.3f,\"device_gbs\":%.3f,\"host_gbs\":%.3f,"
+                     "\"pin_gbs\":%.3f}\n",
                      request->machine.device, request->copy_bytes, rates.in_gbs, rates.out_gbs,
-                     rates.both_gbs, rates.device_gbs);
+                     rates.both_gbs, rates.device_gbs, rates.host_gbs, rates.pin_gbs);
     else
         (void)printf("link of %s, %s a copy\n  in %.2f GB/s, out %.2f GB/s, both at once %.2f "
-                     "GB/s\n  within the device %.2f GB/s, read and written\n",
+                     "GB/s\n  within the device %.2f GB/s, read and written\n  within host memory "
+                     "%.2f GB/s, copied by all cores\n",
                      request->machine.device,
                      spw__format_size(request->copy_bytes, size, sizeof size), rates.in_gbs,
-                     rates.out_gbs, rates.both_gbs, rates.device_gbs);
+                     rates.out_gbs, rates.both_gbs, rates.device_gbs, rates.host_gbs);
+    if (!request->json && rates.pin_gbs > 0)
+        (void)printf("  host memory is pinned at %.2f GB/s\n", rates.pin_gbs);
     return SPW__EXIT_DONE;
 }
 

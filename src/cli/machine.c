@@ -24,7 +24,8 @@ enum code {
 const spw__option spw__machine_options[] = {
     {"device", CODE_DEVICE, "cpu|cuda[:N]", "where weights, gradients and activations live [cpu]"},
     {"device-mem", CODE_DEVICE_MEM, "SIZE",
-     "what the device has; past it, optimizer state gives way [the machine's memory]"},
+     "what the device has; past it, optimizer state gives way [the machine's memory,\n"
+     "or the limit of its control group]"},
     {"threads", CODE_THREADS, "N", "that compute [one per core]"},
     {"optim", CODE_OPTIM, "adamw", "the optimizer [adamw; adam, lion, ademamix: not yet]"},
     {"state", CODE_STATE, "32bit|8bit", "how its moments are held [8bit]"},

@@ -9,7 +9,6 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 enum {
     MEMORY_ALIGN = 64,
@@ -152,12 +151,6 @@ static const spw__dev_ops cpu_ops = {
     .zero = cpu_zero,
 };
 
-static uint64_t physical_memory(void)
-{
-    long pages = sysconf(_SC_PHYS_PAGES), page_bytes = sysconf(_SC_PAGESIZE);
-    return pages > 0 && page_bytes > 0 ? (uint64_t)pages * (uint64_t)page_bytes : UINT64_C(1) << 40;
-}
-
 int spw__dev_cpu_open(const spw_device_config *config, spw_device **device)
 {
     cpu_device *cpu = spw__calloc(1, sizeof *cpu);
@@ -168,7 +161,7 @@ int spw__dev_cpu_open(const spw_device_config *config, spw_device **device)
     cpu->device.ordinal = -1;
     cpu->has_cap = config->mem != 0;
     spw__lock_init(&cpu->lock, SPW__RANK_DEVICE);
-    int rc = spw__arena_init(&cpu->arena, cpu->has_cap ? config->mem : physical_memory());
+    int rc = spw__arena_init(&cpu->arena, cpu->has_cap ? config->mem : spw__memory_physical());
     if (rc == 0)
         rc = spw__pool_create(config->threads, &cpu->device.pool);
     if (rc < 0) {

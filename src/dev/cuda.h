@@ -15,10 +15,11 @@
 #ifndef SPW_DEV_CUDA_H
 #define SPW_DEV_CUDA_H
 
+#include "dev/dev.h"
+
 #ifdef SPW_HAVE_CUDA
 
 #include "base/lock.h"
-#include "dev/dev.h"
 
 #include <cuda.h>
 

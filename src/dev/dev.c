@@ -10,14 +10,14 @@
 
 static atomic_uint_fast64_t alloc_countdown, copy_countdown;
 
-void spw__dev_fail_alloc(uint64_t nth)
+uint64_t spw__dev_fail_alloc(uint64_t nth)
 {
-    atomic_store(&alloc_countdown, nth);
+    return atomic_exchange(&alloc_countdown, nth);
 }
 
-void spw__dev_fail_copy(uint64_t nth)
+uint64_t spw__dev_fail_copy(uint64_t nth)
 {
-    atomic_store(&copy_countdown, nth);
+    return atomic_exchange(&copy_countdown, nth);
 }
 
 /* True for the call that brings a countdown to zero. */
@@ -66,6 +66,8 @@ int spw__dev_copy(spw_device *device, void *dst, const void *src, uint64_t bytes
 int spw__dev_zero(spw_device *device, void *dst, uint64_t bytes, void *stream)
 {
     spw__lock_assert_none();
+    if (fault_is_due(&copy_countdown))
+        return spw__error(SPW_EIO, "fill: a fault that a test asked for");
     return device->ops->zero(device, dst, bytes, stream);
 }
 

@@ -62,6 +62,7 @@ struct spw_device {
     bool managed;     /* SPW__DEV_MANAGED can be had, and touched by host and device at once */
     int32_t ordinal;  /* N of cuda:N; -1: not a GPU */
     uint64_t margin;  /* bytes of the capacity that state never takes */
+    uint64_t given;   /* bytes that its pagers gave back, ever; by __atomic: C++ reads this, too */
     void *streams[SPW__DEV_STREAMS]; /* NULL unless async */
     void *kern;                      /* what kern keeps for this device, NULL if nothing */
     void (*kern_close)(spw_device *device);
@@ -123,9 +124,10 @@ int spw__dev_prefetch(spw_device *device, void *memory, uint64_t bytes, void *st
 int spw__dev_cpu_open(const spw_device_config *config, spw_device **device);
 int spw__dev_cuda_open(uint32_t ordinal, const spw_device_config *config, spw_device **device);
 
-/* Tests: the n-th (from 1) allocation or copy from now on fails, once, with SPW_ENOMEM or SPW_EIO;
- * 0 turns it off. Counts calls of the wrapper, so it works on every kind of device. */
-void spw__dev_fail_alloc(uint64_t nth);
-void spw__dev_fail_copy(uint64_t nth);
+/* Tests: the n-th (from 1) allocation, or copy or fill, from now on fails, once, with SPW_ENOMEM or
+ * SPW_EIO; 0 turns it off. Returns what was left of the count before: 0 if that call came. Counts
+ * calls of the wrapper, so it works on every kind of device. */
+uint64_t spw__dev_fail_alloc(uint64_t nth);
+uint64_t spw__dev_fail_copy(uint64_t nth);
 
 #endif

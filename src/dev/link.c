@@ -4,9 +4,10 @@
 #include "base/error.h"
 #include "base/mem.h"
 
+#include <string.h>
 #include <time.h>
 
-enum { ROUNDS = 3 };
+enum { ROUNDS = 3, CHUNK = 256 << 10 };
 
 static const uint64_t probe_bytes = UINT64_C(256) << 20; /* host and device memory, each way */
 static const uint64_t pass_bytes = UINT64_C(1) << 30;    /* moved in a timed pass, each way */
@@ -88,6 +89,48 @@ static int measure(const link_probe *p, bool in, bool out, bool within, double *
     return 0;
 }
 
+/* -------------------------------------------------------------------------- the host's side -- */
+
+static void copy_chunk(void *context, size_t chunk)
+{
+    const link_probe *p = context;
+    memcpy(p->host[1] + chunk * CHUNK, p->host[0] + chunk * CHUNK, CHUNK);
+}
+
+/* What all cores copy within host memory: bytes copied, not read and written. */
+static int measure_host(link_probe *p, double *gbs)
+{
+    spw__pool *pool;
+    int rc = spw__pool_create(0, &pool);
+    if (rc < 0)
+        return rc;
+    double best = 0;
+    for (int round = 0; round <= ROUNDS; round++) {
+        double begin = seconds_now();
+        spw__pool_run(pool, (size_t)(probe_bytes / CHUNK), copy_chunk, p);
+        double rate = (double)probe_bytes / 1e9 / (seconds_now() - begin);
+        best = round && rate > best ? rate : best; /* the first touches the memory */
+    }
+    spw__pool_destroy(pool);
+    *gbs = best;
+    return 0;
+}
+
+/* What a ram store does at its start: fresh pages, then the device is told of them. */
+static int measure_pinning(spw_device *device, double *gbs)
+{
+    double begin = seconds_now();
+    void *memory = spw__map(pass_bytes);
+    if (!memory)
+        return SPW_EHOSTMEM;
+    int rc = spw__dev_pin(device, memory, pass_bytes);
+    *gbs = (double)pass_bytes / 1e9 / (seconds_now() - begin);
+    if (rc == 0)
+        spw__dev_unpin(device, memory);
+    spw__unmap(memory, pass_bytes);
+    return rc;
+}
+
 int spw_device_link(spw_device *device, uint64_t copy_bytes, spw_link_rates *rates)
 {
     if (!device || !rates)
@@ -106,8 +149,12 @@ int spw_device_link(spw_device *device, uint64_t copy_bytes, spw_link_rates *rat
         rc = measure(&p, true, true, false, &rates->both_gbs);
     if (rc == 0)
         rc = measure(&p, false, false, true, &rates->device_gbs);
+    if (rc == 0)
+        rc = measure_host(&p, &rates->host_gbs);
     rates->both_gbs *= 2;
     rates->device_gbs *= 2;
     close_probe(&p);
+    if (rc == 0 && device->async)
+        rc = measure_pinning(device, &rates->pin_gbs);
     return rc;
 }

@@ -11,6 +11,5 @@
 #define SPW__OPTIM_CODES "bitsandbytes"
 #define SPW__OPTIM_BLOCK "256"
 #define SPW__OPTIM_STEP "step."
-#define SPW__OPTIM_POWERS "beta_powers."
 
 #endif

@@ -100,31 +100,43 @@ static uint64_t now_ns(void)
     return (uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec;
 }
 
-/* True if something was given back, so that the call is worth repeating. */
-static bool give(int ordinal, size_t bytes)
+/* A call that is repeated. When nothing is left to give it is repeated once more: others may have
+ * been given room between its failure and our asking. */
+typedef struct attempt {
+    size_t bytes;
+    bool last;
+} attempt;
+
+/* False if the call is not worth repeating any more. */
+static bool give(int ordinal, attempt *a)
 {
     uint64_t begin = now_ns(), freed = 0;
-    (void)spw_reclaim(ordinal, bytes ? bytes : 1, &freed);
+    if (a->last)
+        return false;
+    (void)spw_reclaim(ordinal, a->bytes ? a->bytes : 1, &freed);
     atomic_fetch_add(&bytes_given, freed);
     atomic_fetch_add(&ns_given, now_ns() - begin);
-    return freed > 0;
+    a->last = freed == 0;
+    return true;
 }
 
-static bool give_on_current(size_t bytes)
+static bool give_on_current(attempt *a)
 {
     int ordinal = -1;
-    (void)real.get_last_error(); /* out of memory is remembered, and not for those who repeat */
-    return real.get_device(&ordinal) == 0 && ordinal >= 0 && give(ordinal, bytes);
+    if (a->last)
+        return false; /* and the runtime remembers the failure, as without us */
+    (void)real.get_last_error(); /* it is not for those who repeat */
+    return real.get_device(&ordinal) == 0 && ordinal >= 0 && give(ordinal, a);
 }
 
 static cuda_error malloc_twin(void **pointer, size_t bytes)
 {
     if (!spw__hook_find_real())
         return CUDA_OUT_OF_MEMORY;
+    attempt a = {.bytes = bytes};
     cuda_error error = real.malloc(pointer, bytes);
-    for (bool again = error == CUDA_OUT_OF_MEMORY && give_on_current(bytes); again;) {
+    while (error == CUDA_OUT_OF_MEMORY && give_on_current(&a)) {
         error = real.malloc(pointer, bytes);
-        again = error == CUDA_OUT_OF_MEMORY && give_on_current(bytes);
         atomic_fetch_add(&n_repeated, error == 0);
     }
     return error;
@@ -134,10 +146,10 @@ static cuda_error malloc_async_twin(void **pointer, size_t bytes, void *stream)
 {
     if (!spw__hook_find_real() || !real.malloc_async)
         return CUDA_OUT_OF_MEMORY;
+    attempt a = {.bytes = bytes};
     cuda_error error = real.malloc_async(pointer, bytes, stream);
-    for (bool again = error == CUDA_OUT_OF_MEMORY && give_on_current(bytes); again;) {
+    while (error == CUDA_OUT_OF_MEMORY && give_on_current(&a)) {
         error = real.malloc_async(pointer, bytes, stream);
-        again = error == CUDA_OUT_OF_MEMORY && give_on_current(bytes);
         atomic_fetch_add(&n_repeated, error == 0);
     }
     return error;
@@ -148,7 +160,8 @@ static CUresult mem_create(CUmemGenericAllocationHandle *handle, size_t bytes,
 {
     bool on_gpu = prop && prop->location.type == CU_MEM_LOCATION_TYPE_DEVICE;
     CUresult result = real.mem_create(handle, bytes, prop, flags);
-    while (result == CUDA_ERROR_OUT_OF_MEMORY && on_gpu && give(prop->location.id, bytes)) {
+    attempt a = {.bytes = bytes};
+    while (result == CUDA_ERROR_OUT_OF_MEMORY && on_gpu && give(prop->location.id, &a)) {
         result = real.mem_create(handle, bytes, prop, flags);
         atomic_fetch_add(&n_repeated, result == CUDA_SUCCESS);
     }

@@ -41,13 +41,25 @@ SPW__INLINE double spw__clip_factor(double norm, double max_norm)
     return factor < 1 ? factor : 1;
 }
 
-/* `done` is where the parameter stood before the step. */
+/* base^exponent by squaring: libraries' pow need not have the same bits on a GPU. */
+SPW__INLINE double spw__power(double base, uint64_t exponent)
+{
+    double product = 1;
+    for (; exponent; exponent >>= 1, base *= base)
+        if (exponent & 1)
+            product *= base;
+    return product;
+}
+
+/* `done` is where the parameter stood before the step. Bias correction takes the betas of this step
+ * to the power of all steps, as torch.optim does, whatever the betas were before: what a checkpoint
+ * holds (the number of steps) is enough to go on. */
 SPW__INLINE spw__adam_consts spw__adam_consts_of(const spw__adam_hyper *hyper,
                                                  const spw__adam_progress *done, double grad_factor)
 {
     spw__adam_consts c;
-    double bias1 = 1 - done->beta1_power * hyper->beta1;
-    double bias2 = 1 - done->beta2_power * hyper->beta2;
+    double bias1 = 1 - spw__power(hyper->beta1, done->step + 1);
+    double bias2 = 1 - spw__power(hyper->beta2, done->step + 1);
     float weight = (float)(1 - hyper->beta1);
     int from_m = weight < 0.5f;
     c.grad_factor = (float)grad_factor;
@@ -63,13 +75,6 @@ SPW__INLINE spw__adam_consts spw__adam_consts_of(const spw__adam_hyper *hyper,
     c.skip = 0;
     c.mild = 0;
     return c;
-}
-
-SPW__INLINE void spw__adam_advance(spw__adam_progress *progress, const spw__adam_hyper *hyper)
-{
-    progress->step++;
-    progress->beta1_power *= hyper->beta1;
-    progress->beta2_power *= hyper->beta2;
 }
 
 /* What a step is told of its gradients: their scale, and whether one is known not to be finite. */

@@ -33,11 +33,10 @@ typedef struct spw__adam_hyper {
     uint64_t takes_part; /* 0: no gradient in this step, nothing of it changes */
 } spw__adam_hyper;
 
-/* How far a parameter has come. The powers are running products, so that a skipped step, which only
- * the device may know of, does not advance them. */
+/* How far a parameter has come. The device counts: a skipped step, which only it may know of, does
+ * not advance it. */
 typedef struct spw__adam_progress {
-    double beta1_power, beta2_power; /* beta^step; 1 before the first */
-    uint64_t step;                   /* updates it has had */
+    uint64_t step; /* updates it has had */
 } spw__adam_progress;
 
 /* What a step decided. */

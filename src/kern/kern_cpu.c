@@ -192,8 +192,6 @@ static int cpu_table_create(spw_device *device, uint64_t n_params, uint64_t norm
         cpu_table_destroy(&cpu->table);
         return SPW_EHOSTMEM;
     }
-    for (uint64_t i = 0; i < n_params; i++)
-        cpu->progress[i] = (spw__adam_progress){.beta1_power = 1, .beta2_power = 1};
     *table = &cpu->table;
     return 0;
 }
@@ -236,7 +234,7 @@ static int cpu_table_begin(spw__adam_table *table, const spw__adam_step *step)
         if (!hyper->takes_part)
             continue;
         table->consts[i] = spw__adam_consts_of(hyper, &cpu->progress[i], verdict->factor);
-        spw__adam_advance(&cpu->progress[i], hyper);
+        cpu->progress[i].step++;
     }
     return 0;
 }

@@ -167,9 +167,17 @@ static int send_buffer(cuda_kern *kern, const feed_buffer *buffer, uint64_t byte
         cuMemcpyAsync(buffer->device, (CUdeviceptr)(uintptr_t)buffer->host, bytes, stream));
 }
 
+/* What cannot be marked is waited for: a step that was begun is not an error that may be repeated,
+ * and an event that was not recorded says that it is done. */
+static int mark(cuda_kern *kern, void *event, void *stream)
+{
+    int rc = SPW__CUDA_TRY(kern->cuda, cuEventRecord(event, stream));
+    return rc < 0 ? SPW__CUDA_TRY(kern->cuda, cuStreamSynchronize(stream)) : 0;
+}
+
 static int free_buffer(cuda_kern *kern, const feed_buffer *buffer, void *stream)
 {
-    return SPW__CUDA_TRY(kern->cuda, cuEventRecord(buffer->done, stream));
+    return mark(kern, buffer->done, stream);
 }
 
 typedef struct launch {
@@ -445,9 +453,7 @@ static int queue_begin(cuda_table *table, const spw__adam_step *step)
         rc = start(kern, (launch){kern->begin, 1, SPW__GPU_NORM_THREADS, &args, step->stream});
     int freed = free_buffer(kern, buffer, step->stream);
     rc = rc < 0 ? rc : freed;
-    if (rc == 0)
-        rc = SPW__CUDA_TRY(kern->cuda, cuEventRecord(table->begun, step->stream));
-    return rc;
+    return rc < 0 ? rc : mark(kern, table->begun, step->stream);
 }
 
 static int cuda_table_begin(spw__adam_table *base, const spw__adam_step *step)

@@ -135,6 +135,13 @@ int spw__optim_lay_out(spw_optim *optim)
     return rc;
 }
 
+int spw_optim_lay_out(spw_optim *optim)
+{
+    if (!optim)
+        return spw__error(SPW_EINVAL, "spw_optim_lay_out: optim is NULL");
+    return spw__optim_lay_out(optim);
+}
+
 void spw__optim_free_layout(spw_optim *optim)
 {
     free(optim->pieces);

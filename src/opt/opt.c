@@ -177,7 +177,6 @@ int64_t spw_optim_add(spw_optim *optim, const spw_param *param)
         .data = param->data,
         .grad = param->grad,
         .n = param->n,
-        .start = {.beta1_power = 1, .beta2_power = 1},
         .type = param->type,
         .grad_type = param->grad_type,
         .group = param->group,
@@ -232,6 +231,18 @@ int spw_optim_set_places(spw_optim *optim, const spw_place *places, uint64_t n)
     return rc;
 }
 
+int spw_optim_set_param_group(spw_optim *optim, uint64_t index, uint32_t group)
+{
+    int rc = check_index(optim, index);
+    if (rc < 0)
+        return rc;
+    if (group >= optim->n_groups)
+        return spw__error(SPW_EINVAL, "parameter %s: there is no group %u",
+                          optim->params[index].name, group);
+    optim->params[index].group = group;
+    return 0;
+}
+
 int spw_optim_get_step(spw_optim *optim, uint64_t index, uint64_t *step)
 {
     int rc = check_index(optim, index);
@@ -245,25 +256,13 @@ int spw_optim_get_step(spw_optim *optim, uint64_t index, uint64_t *step)
     return rc;
 }
 
-/* The running products that `step` steps would have left, by the same multiplications. */
-static double power(double base, uint64_t exponent)
-{
-    double product = 1;
-    for (uint64_t i = 0; i < exponent && product > 0; i++)
-        product *= base;
-    return product;
-}
-
 int spw_optim_set_step(spw_optim *optim, uint64_t index, uint64_t step)
 {
     int rc = check_index(optim, index);
     if (rc < 0)
         return rc;
     spw__param *param = &optim->params[index];
-    const spw_group *group = &optim->groups[param->group];
-    param->start = (spw__adam_progress){.beta1_power = power(group->beta1, step),
-                                        .beta2_power = power(group->beta2, step),
-                                        .step = step};
+    param->start = (spw__adam_progress){.step = step};
     return optim->table ? spw__kern_table_set(optim->table, index, &param->start) : 0;
 }
 

@@ -49,6 +49,9 @@ int spw__bounce_open(spw_pager *pager)
             return SPW_EHOSTMEM;
         /* Refused even here: copies are slower then, and right all the same. */
         lane->pinned = spw__dev_pin(pager->device, lane->host, pager->page_bytes) == 0;
+        spw__lock_take(&pager->lock);
+        pager->ring_pinned += lane->pinned ? pager->page_bytes : 0;
+        spw__lock_drop(&pager->lock);
     }
     return rc;
 }

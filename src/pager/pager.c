@@ -230,8 +230,8 @@ static int pin_store(spw_pager *pager, uint64_t bytes)
     spw__lock_drop(&pager->lock);
     if (rc < 0 && pager->config.paging == SPW_PAGING_MAPPED)
         return spw__error(SPW_ENOTSUP,
-                          "paging mapped needs %" PRIu64 " bytes of pinned host memory, which "
-                          "cannot be had: use copy",
+                          "paging mapped needs %" PRIu64 " bytes of pinned host memory, more than "
+                          "the system (ulimit -l) or pinned_mem allows: use copy",
                           bytes);
     return 0;
 }
@@ -333,20 +333,12 @@ static int add_all_slabs(spw_pager *pager)
     return 0;
 }
 
-/* With "off" every page gets its frame, and keeps it. */
-static int take_all_frames(spw_pager *pager)
+static int fill_all_frames(spw_pager *pager)
 {
-    int rc = add_all_slabs(pager);
-    if (rc < 0)
-        return rc;
     void *stream = pager->device->streams[SPW__DEV_GIVE];
-    rc = create_events(pager);
-    bool filled = false;
+    int rc = 0;
     for (uint64_t i = 0; rc == 0 && i < pager->n_pages; i++) {
         spw__page *page = &pager->pages[i];
-        if (page->state == SPW__PAGE_RESIDENT)
-            continue;
-        filled = true;
         spw__lock_take(&pager->lock);
         page->memory = spw__frames_take(pager, i);
         page->state = SPW__PAGE_RESIDENT;
@@ -354,7 +346,33 @@ static int take_all_frames(spw_pager *pager)
         spw__lock_drop(&pager->lock);
         rc = spw__dev_zero(pager->device, page->memory, pager->page_bytes, stream);
     }
-    return rc < 0 || !filled ? rc : spw__dev_stream_sync(pager->device, stream);
+    return rc < 0 ? rc : spw__dev_stream_sync(pager->device, stream);
+}
+
+/* Frames that are not known to be filled are of no use to the call that comes again. */
+static void drop_all_frames(spw_pager *pager)
+{
+    (void)spw__dev_stream_sync(pager->device, pager->device->streams[SPW__DEV_GIVE]);
+    spw__lock_take(&pager->lock);
+    for (uint64_t i = 0; i < pager->n_pages; i++)
+        pager->pages[i] = (spw__page){.slab = SPW__NO_SLAB, .state = SPW__PAGE_ZERO};
+    spw__lock_drop(&pager->lock);
+    spw__frames_free_all(pager);
+}
+
+/* With "off" every page gets its frame, and keeps it. */
+static int take_all_frames(spw_pager *pager)
+{
+    int rc = create_events(pager);
+    if (rc < 0 || pager->n_resident == pager->n_pages)
+        return rc;
+    rc = add_all_slabs(pager);
+    if (rc == 0) {
+        rc = fill_all_frames(pager);
+        if (rc < 0)
+            drop_all_frames(pager);
+    }
+    return rc;
 }
 
 int spw__pager_prepare(spw_pager *pager)
@@ -381,9 +399,7 @@ int spw_pager_stats_get(spw_pager *pager, spw_pager_stats *stats)
     stats->budget_bytes = pager->budget_pages * pager->page_bytes;
     stats->resident_bytes = pager->n_resident * pager->page_bytes;
     stats->paging = pager->config.paging;
-    stats->pinned_bytes = pager->pinned    ? stats->state_bytes
-                          : pager->bounced ? pager->config.ring_frames * pager->page_bytes
-                                           : 0;
+    stats->pinned_bytes = pager->pinned ? stats->state_bytes : pager->ring_pinned;
     stats->direct_io = pager->store && pager->store->direct_io;
     stats->host_bytes = pager->store && !pager->by_file ? stats->state_bytes : 0;
     spw__lock_drop(&pager->lock);

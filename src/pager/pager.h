@@ -132,19 +132,21 @@ struct spw_pager {
     void *views;         /* [n_pages] spw__page_view, likewise */
     char *bounce;        /* one page of host memory for access.c; NULL until needed */
 
-    void *used;              /* event: what the last sweep did to pages in frames is done */
-    void *saved;             /* event: its saves are done */
-    uint64_t bytes_given;    /* to the device, ever; under the lock */
-    uint32_t n_leaving;      /* slabs that are out of the table and not yet with the device */
-    bool adding;             /* a slab is taken from the device and not yet in the table */
-    bool sweeping;           /* a sweep is under way (async: being queued), under the lock */
-    pthread_t sweeper;       /* by this thread */
-    void *pinned;            /* the store's memory that the device knows, NULL if none */
-    bool bounced;            /* the device does not reach the store: bounce.c carries */
-    spw__pool *carriers;     /* bounced: threads that copy; the sweep's thread only */
-    char *give_host;         /* bounced, by file: a page for reclaims */
-    bool giving;             /* it is in use; under the lock */
-    uint64_t reserved;       /* spw_pager_reserve's word, under the lock */
+    void *used;           /* event: what the last sweep did to pages in frames is done */
+    void *saved;          /* event: its saves are done */
+    uint64_t bytes_given; /* to the device, ever; under the lock */
+    uint32_t n_leaving;   /* slabs that are out of the table and not yet with the device */
+    bool adding;          /* a slab is taken from the device and not yet in the table */
+    bool sweeping;        /* a sweep is under way (async: being queued), under the lock */
+    pthread_t sweeper;    /* by this thread */
+    void *pinned;         /* the store's memory that the device knows, NULL if none */
+    uint64_t
+        ring_pinned;     /* bounced: bytes of the lanes' host pages that it knows, under the lock */
+    bool bounced;        /* the device does not reach the store: bounce.c carries */
+    spw__pool *carriers; /* bounced: threads that copy; the sweep's thread only */
+    char *give_host;     /* bounced, by file: a page for reclaims */
+    bool giving;         /* it is in use; under the lock */
+    uint64_t reserved;   /* spw_pager_reserve's word, under the lock */
     uint64_t other_estimate; /* decayed peak of what others use, bytes */
     uint64_t budget_pages;   /* as of the last sweep */
     uint32_t reclaims_since_sweep;
@@ -238,7 +240,7 @@ uint64_t spw__reclaim(spw_pager *pager, uint64_t bytes);
  * others who give, and for a sweep that holds all there is; returns what they gave if it gave
  * nothing. */
 uint64_t spw__reclaim_on_demand(spw_pager *pager, uint64_t bytes);
-uint64_t spw__reclaim_given(spw_pager *pager); /* bytes_given */
+uint64_t spw__reclaim_given(spw_pager *pager); /* ever, by all pagers of its device */
 
 /* registry.c: who can be found by spw_reclaim. leave() waits until nobody uses the pager. */
 void spw__registry_enter(spw_pager *pager);

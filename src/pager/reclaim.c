@@ -185,6 +185,8 @@ static uint64_t give_back(spw_pager *pager, spw__slab *slab)
     spw__lock_take(&pager->lock);
     pager->n_leaving--;
     pager->bytes_given += gone.n_frames * pager->page_bytes;
+    (void)__atomic_add_fetch(&pager->device->given, gone.n_frames * pager->page_bytes,
+                             __ATOMIC_ACQ_REL);
     pthread_cond_broadcast(&pager->changed);
     return gone.n_frames * pager->page_bytes;
 }
@@ -250,8 +252,11 @@ static uint64_t eager(spw_pager *pager, uint64_t bytes)
 /* What was taken on demand is not for this sweep to take again: the budget falls with it. */
 uint64_t spw__reclaim_on_demand(spw_pager *pager, uint64_t bytes)
 {
-    uint64_t before = spw__reclaim_given(pager);
-    uint64_t freed = spw__reclaim(pager, eager(pager, bytes));
+    uint64_t least = eager(pager, bytes);
+    spw__lock_take(&pager->lock);
+    uint64_t before = pager->bytes_given;
+    spw__lock_drop(&pager->lock);
+    uint64_t freed = spw__reclaim(pager, least);
     spw__lock_take(&pager->lock);
     if (freed) {
         pager->stats.reclaims++;
@@ -267,10 +272,7 @@ uint64_t spw__reclaim_on_demand(spw_pager *pager, uint64_t bytes)
 
 uint64_t spw__reclaim_given(spw_pager *pager)
 {
-    spw__lock_take(&pager->lock);
-    uint64_t given = pager->bytes_given;
-    spw__lock_drop(&pager->lock);
-    return given;
+    return __atomic_load_n(&pager->device->given, __ATOMIC_ACQUIRE);
 }
 
 int spw_pager_reclaim(spw_pager *pager, uint64_t bytes, uint64_t *freed)
@@ -319,8 +321,10 @@ int spw_malloc(spw_pager *pager, uint64_t bytes, void **pointer)
         uint64_t least = rc == SPW_ENOMEM ? lacking(pager, bytes) : 0;
         if (!least)
             return rc;
-        if (!spw__reclaim_on_demand(pager, least) && !spw__registry_reclaim(pager, least) &&
-            spw__reclaim_given(pager) == before)
+        if (spw__reclaim_on_demand(pager, least) || spw__registry_reclaim(pager, least))
+            continue;
+        /* What somebody gave between the failure and our asking is worth a try, too. */
+        if (spw__reclaim_given(pager) == before)
             return rc;
     }
 }

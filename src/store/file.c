@@ -9,6 +9,7 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 typedef struct file_store {
@@ -29,6 +30,15 @@ static void file_close(spw__store *store)
     free(file);
 }
 
+/* Past the limit on the size of files the system sends a signal that ends the process unless
+ * somebody ignores it: such a file is not asked for. */
+static bool is_over_limit(uint64_t bytes)
+{
+    struct rlimit limit;
+    return getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&
+           bytes > limit.rlim_cur;
+}
+
 /* Real blocks, so that a full disk is found here; where the file system cannot promise them, the
  * length alone (reads of what was never written give zero bytes either way). */
 static int take_space(int fd, uint64_t bytes)
@@ -46,13 +56,19 @@ static int file_grow(spw__store *store, uint64_t n_slots)
 {
     file_store *file = (file_store *)store;
     uint64_t bytes = n_slots * store->slot_bytes;
+    if (is_over_limit(bytes))
+        return spw__error(SPW_ENOSPC,
+                          "%s: cannot take %" PRIu64
+                          " bytes for the optimizer state: over the limit "
+                          "on the size of files (ulimit -f)",
+                          file->path, bytes);
     int failed = take_space(file->fd, bytes);
     if (!failed)
         return 0;
     /* What was taken before the disk was full goes back. */
     if (ftruncate(file->fd, (off_t)(store->n_slots * store->slot_bytes)) < 0)
         failed = errno;
-    if (failed == EFBIG)
+    if (failed == EFBIG) /* the file system's own limit */
         failed = ENOSPC;
     return spw__error_errno(failed, "%s: cannot take %" PRIu64 " bytes for the optimizer state",
                             file->path, bytes);

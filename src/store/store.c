@@ -11,14 +11,14 @@
 
 static atomic_uint_fast64_t read_countdown, write_countdown;
 
-void spw__store_fail_read(uint64_t nth)
+uint64_t spw__store_fail_read(uint64_t nth)
 {
-    atomic_store(&read_countdown, nth);
+    return atomic_exchange(&read_countdown, nth);
 }
 
-void spw__store_fail_write(uint64_t nth)
+uint64_t spw__store_fail_write(uint64_t nth)
 {
-    atomic_store(&write_countdown, nth);
+    return atomic_exchange(&write_countdown, nth);
 }
 
 static bool fault_is_due(atomic_uint_fast64_t *countdown)

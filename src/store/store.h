@@ -84,8 +84,9 @@ uint64_t spw__store_host_bytes(const spw__store *store);
 int spw__store_ram_open(const spw__store_config *config, spw__store **store);
 int spw__store_file_open(const spw__store_config *config, const char *path, spw__store **store);
 
-/* Tests: the n-th (from 1) read or write started from now on fails, once, with SPW_EIO; 0: off. */
-void spw__store_fail_read(uint64_t nth);
-void spw__store_fail_write(uint64_t nth);
+/* Tests: the n-th (from 1) read or write started from now on fails, once, with SPW_EIO; 0: off.
+ * Returns what was left of the count before: 0 if that call came. */
+uint64_t spw__store_fail_read(uint64_t nth);
+uint64_t spw__store_fail_write(uint64_t nth);
 
 #endif

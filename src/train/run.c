@@ -203,7 +203,7 @@ static int make_optim(spw__run *run)
         rc = spw_optim_create(run->pager, &run->asked->optim, &run->optim);
     if (rc == 0)
         rc = add_trained(run);
-    return rc;
+    return rc == 0 ? spw_optim_lay_out(run->optim) : rc; /* a store that is too small shows now */
 }
 
 /* What the room check could not foresee (an adapter's rank, gaps) gets its remedy here. */

@@ -228,6 +228,37 @@ static void same_bits_of_all_pairs_of_types(void **unused)
     check_same_bits(SPW_STATE_8BIT, true);
 }
 
+/* Group 0 gets other betas, as schedules that cycle them do. */
+static void change_betas(rig *r)
+{
+    spw_group group;
+    spw_group_default(&group);
+    group.beta1 = 0.8;
+    group.beta2 = 0.99;
+    assert_int_equal(spw_optim_set_group(r->optim, 0, &group), 0);
+}
+
+static void a_parameter_put_into_another_group_follows_it(void **unused)
+{
+    (void)unused;
+    setup s = default_setup();
+    rig r;
+    rig_open(&r, &s);
+    train(&r);
+    spw_group still;
+    spw_group_default(&still);
+    still.lr_scale = 0;
+    int group = spw_optim_add_group(r.optim, &still);
+    assert_int_equal(spw_optim_set_param_group(r.optim, 1, (uint32_t)group), 0);
+    assert_int_equal(spw_optim_set_param_group(r.optim, 1, (uint32_t)group + 1), SPW_EINVAL);
+    assert_int_equal(spw_optim_set_param_group(r.optim, N_TENSORS, 0), SPW_EINVAL);
+    float before[2] = {r.p[1][0], r.p[2][0]};
+    train(&r);
+    assert_true(r.p[1][0] == before[0]);
+    assert_true(r.p[2][0] != before[1]);
+    rig_close(&r);
+}
+
 static void state_taken_out_and_put_back_goes_on_alike(void **unused)
 {
     (void)unused;
@@ -236,7 +267,9 @@ static void state_taken_out_and_put_back_goes_on_alike(void **unused)
     rig a, b;
     rig_open(&a, &s);
     train(&a);
+    change_betas(&a);
     rig_open(&b, &s);
+    change_betas(&b);
     for (uint64_t t = 0; t < N_TENSORS; t++) {
         uint64_t steps;
         memcpy(b.p[t], a.p[t], sizes[t] * sizeof(float));
@@ -510,6 +543,7 @@ int main(void)
         cmocka_unit_test(same_bits_32bit),
         cmocka_unit_test(same_bits_8bit),
         cmocka_unit_test(same_bits_of_all_pairs_of_types),
+        cmocka_unit_test(a_parameter_put_into_another_group_follows_it),
         cmocka_unit_test(state_taken_out_and_put_back_goes_on_alike),
         cmocka_unit_test(no_gradient_leaves_a_parameter_alone),
         cmocka_unit_test(a_norm_that_is_not_finite_skips_the_step),

@@ -227,7 +227,7 @@ static void sweep_beside_tenants(const char *store)
 }
 
 typedef struct asker {
-    world *w;
+    spw_pager *pager;
     pthread_barrier_t *begin, *end;
     int rc;
 } asker;
@@ -237,36 +237,47 @@ static void *ask_for_eight_pages(void *argument)
     asker *a = argument;
     void *memory;
     pthread_barrier_wait(a->begin);
-    a->rc = spw_malloc(a->w->pager, 8 * PAGE_BYTES, &memory);
+    a->rc = spw_malloc(a->pager, 8 * PAGE_BYTES, &memory);
     pthread_barrier_wait(a->end);
     if (a->rc == 0)
-        spw_free(a->w->pager, memory);
+        spw_free(a->pager, memory);
     return NULL;
+}
+
+/* Through the pager that has the state, and through it or another of the device. */
+static void two_threads_ask(bool through_another)
+{
+    world w;
+    spw_pager *other;
+    spw_pager_config config = copy_config();
+    pthread_barrier_t begin, end;
+    pthread_t threads[2];
+    config.occupancy = 1;
+    assert_int_equal(world_open(&w, 36 * PAGE_BYTES, &config, 32), 0);
+    assert_int_equal(spw_pager_create(w.device, &config, &other), 0);
+    assert_int_equal(world_sweep(&w, ~UINT64_C(0)), 0);
+    pthread_barrier_init(&begin, NULL, 2);
+    pthread_barrier_init(&end, NULL, 2);
+    asker askers[2] = {{w.pager, &begin, &end, 0},
+                       {through_another ? other : w.pager, &begin, &end, 0}};
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(pthread_create(&threads[i], NULL, ask_for_eight_pages, &askers[i]), 0);
+    for (int i = 0; i < 2; i++)
+        pthread_join(threads[i], NULL);
+    assert_int_equal(askers[0].rc, 0);
+    assert_int_equal(askers[1].rc, 0);
+    pthread_barrier_destroy(&begin);
+    pthread_barrier_destroy(&end);
+    spw_pager_destroy(other);
+    world_close(&w);
 }
 
 static void two_threads_ask_while_one_is_being_given(void **unused)
 {
     (void)unused;
-    spw_pager_config config = copy_config();
-    pthread_barrier_t begin, end;
-    config.occupancy = 1;
     for (int round = 0; round < 40; round++) {
-        world w;
-        assert_int_equal(world_open(&w, 36 * PAGE_BYTES, &config, 32), 0);
-        assert_int_equal(world_sweep(&w, ~UINT64_C(0)), 0);
-        pthread_barrier_init(&begin, NULL, 2);
-        pthread_barrier_init(&end, NULL, 2);
-        asker askers[2] = {{&w, &begin, &end, 0}, {&w, &begin, &end, 0}};
-        pthread_t threads[2];
-        for (int i = 0; i < 2; i++)
-            assert_int_equal(pthread_create(&threads[i], NULL, ask_for_eight_pages, &askers[i]), 0);
-        for (int i = 0; i < 2; i++)
-            pthread_join(threads[i], NULL);
-        assert_int_equal(askers[0].rc, 0);
-        assert_int_equal(askers[1].rc, 0);
-        pthread_barrier_destroy(&begin);
-        pthread_barrier_destroy(&end);
-        world_close(&w);
+        two_threads_ask(false);
+        two_threads_ask(true);
     }
 }
 

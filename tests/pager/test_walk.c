@@ -1,7 +1,8 @@
 /* Random walks: whatever is paged, when and how, the pages hold what a plain array holds. */
+#include "walk/chance.h"
 #include "world.h"
 
-enum { MOST_PIECES = 24 };
+enum { MOST_PIECES = 24, EPISODE = 120, WALKS = 5 /* that share the operations */ };
 
 typedef struct walk {
     world w;
@@ -11,7 +12,7 @@ typedef struct walk {
 
 static void fail_walk(const walk *k, const char *what)
 {
-    fail_msg("%s; seed %llu; %s", what, (unsigned long long)k->seed, spw_last_error());
+    fail_msg("%s; SPW_WALK_SEED=%llu; %s", what, (unsigned long long)k->seed, spw_last_error());
 }
 
 static void do_malloc(walk *k)
@@ -78,18 +79,34 @@ static void do_something(walk *k)
     }
 }
 
-static void run_walk(uint64_t seed, const spw_pager_config *config, uint64_t mem, int steps)
+/* The first sweep may come while another thread has what the ring needs: it may be repeated. */
+static void begin_walk(walk *k)
+{
+    int rc = world_sweep(&k->w, ~UINT64_C(0));
+    for (int tries = 0; rc == SPW_ENOMEM && tries < 1000; tries++) {
+        k->w.salt--;
+        rc = world_sweep(&k->w, ~UINT64_C(0));
+    }
+    if (rc < 0)
+        fail_walk(k, "first sweep");
+}
+
+static void run_walk(uint64_t seed, const spw_pager_config *config, uint64_t mem, bool crowded)
 {
     walk k = {.seed = seed, .state = seed * 2 + 1};
+    tenant tenants[N_TENANTS];
     uint64_t n_pages = 1 + chance(&k.state) % 70;
     if (world_open(&k.w, mem ? mem + 8 * PAGE_BYTES : 0, config, n_pages) < 0)
         fail_walk(&k, "open");
-    if (world_sweep(&k.w, ~UINT64_C(0)) < 0)
-        fail_walk(&k, "first sweep");
-    for (int i = 0; i < steps; i++)
+    if (crowded)
+        assert_true(tenants_begin(tenants, k.w.pager, seed, 1 << 20));
+    begin_walk(&k);
+    for (int i = 0; i < EPISODE; i++)
         do_something(&k);
     if (!world_agrees(&k.w))
         fail_walk(&k, "the pages differ from the plain array");
+    if (crowded)
+        tenants_end(tenants);
     for (int i = 0; i < MOST_PIECES; i++)
         spw_free(k.w.pager, k.pieces[i]);
     world_close(&k.w);
@@ -98,8 +115,9 @@ static void run_walk(uint64_t seed, const spw_pager_config *config, uint64_t mem
 static void walk_with(spw_paging paging, bool file, uint64_t mem)
 {
     char path[64];
-    for (uint64_t seed = 1; seed <= 12; seed++) {
-        uint64_t state = seed * 77 + 5;
+    uint64_t ops = walk_ops(WALKS * 8 * EPISODE) / WALKS;
+    for (uint64_t i = 0; i * EPISODE < ops; i++) {
+        uint64_t seed = walk_seed() + i, state = seed * 77 + 5;
         spw_pager_config config;
         spw_pager_config_default(&config);
         config.paging = paging;
@@ -107,7 +125,7 @@ static void walk_with(spw_paging paging, bool file, uint64_t mem)
         config.ring_frames = (uint32_t)(3 + chance(&state) % 6);
         config.state_percent = (double)(chance(&state) % 5) * 25;
         config.occupancy = 0.5 + (double)(chance(&state) % 6) * 0.1;
-        run_walk(seed, &config, mem, 120);
+        run_walk(seed, &config, mem, chance(&state) % 3 == 0);
     }
 }
 

@@ -324,9 +324,21 @@ def test_every_base_trains_under_a_cap_with_the_state_on_disk(command, model, ro
     assert losses(logs[0]) == losses(logs[1])
 
 
-def test_a_host_too_small_for_the_state_says_what_helps(command, model, rows, out):
+def test_a_host_too_small_for_the_state_says_what_helps_before_training(command, model, rows, out):
     result = finetune(command, model, rows, out, "--base", "fp32", "--host-mem", "64KiB")
     assert_refused(result, out, "--host-mem", "--store file:PATH")
+    assert "training" not in result.stdout and "step" not in result.stdout
+
+
+def test_a_disk_too_small_for_the_state_is_found_before_training(command, model, rows, out,
+                                                                  tmp_path):
+    """The limit on file sizes stands in for the disk."""
+    result = finetune(
+        command, model, rows, out, "--base", "fp32", "--store", f"file:{tmp_path / 'store'}",
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000)),
+    )
+    assert_refused(result, out, str(tmp_path / "store"), "optimizer state", "ulimit -f")
+    assert "training" not in result.stdout and "step" not in result.stdout
 
 
 def test_long_rows_are_cut_or_left_out_and_counted_before_step_1(command, model, rows, tmp_path):

@@ -11,7 +11,8 @@ SCRIPT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "two_processes
 
 
 @pytest.mark.parametrize("name", ["PagedAdamW32bit", "PagedAdamW8bit"])
-@pytest.mark.parametrize("what", ["ddp", "fsdp2", "bits_follow_the_whole_size", "checkpoint"])
+@pytest.mark.parametrize("what", ["ddp", "fsdp2", "bits_follow_the_whole_size", "checkpoint",
+                                  "flattened"])
 def test_two_processes(what, name, tmp_path):
     if not torch.distributed.is_available():
         pytest.skip("this torch has no torch.distributed")

@@ -3,6 +3,7 @@
 The machinery of torch.testing._internal.common_optimizers (inputs, error inputs, schedulers) is used
 for every class. Deviations from torch.optim: docs/python.md.
 """
+import collections
 import copy
 import io
 import pickle
@@ -32,7 +33,7 @@ def a_model(seed=0, dtype=torch.float32):
                                torch.nn.Linear(101, 7)).to(dtype)
 
 
-def train(model, optimizer, steps, seed=0, before_step=lambda: None):
+def train(model, optimizer, steps, seed=0, before_step=lambda: None, after_step=lambda: None):
     """The losses of some steps on random rows, and the optimizer after them."""
     random = torch.Generator().manual_seed(seed)
     dtype = next(model.parameters()).dtype
@@ -44,6 +45,7 @@ def train(model, optimizer, steps, seed=0, before_step=lambda: None):
         loss.backward()
         before_step()
         optimizer.step()
+        after_step()
         losses.append(loss.item())
     return losses
 
@@ -129,6 +131,24 @@ def test_fp32_state_trains_as_torch_and_8bit_nearly(name):
     assert worst < (2e-2 if name.endswith("8bit") else 1e-6)
 
 
+@pytest.mark.parametrize("make", [
+    lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 1e-2, total_steps=24),
+    lambda o: torch.optim.lr_scheduler.CyclicLR(o, 1e-3, 1e-2, step_size_up=5)])
+def test_schedules_that_cycle_betas_are_followed_as_torch_does_and_resumed(make):
+    losses = {}
+    for cls in (torch.optim.AdamW, spillway.PagedAdamW32bit):
+        model = a_model()
+        optimizer = cls(model.parameters(), lr=1e-3)
+        scheduler = make(optimizer)
+        losses[cls] = [train(model, optimizer, 1, seed=i, after_step=scheduler.step)[0]
+                       for i in range(20)]
+    worst = max(abs(a - b) / a for a, b in zip(*losses.values()))
+    assert worst < 2e-6
+    copied, again = copy.deepcopy((model, optimizer))
+    assert train(model, optimizer, 3) == train(copied, again, 3)
+    assert same_parameters(model, copied)
+
+
 # -------------------------------------------------------------------------------- arguments --
 
 @pytest.mark.parametrize("arguments, word", [
@@ -143,10 +163,51 @@ def test_arguments_that_mean_nothing_are_refused_by_name(arguments, word):
         spillway.AdamW([torch.nn.Parameter(torch.ones(3))], **arguments)
 
 
+@pytest.mark.parametrize("arguments, word", [
+    (dict(min_8bit_size="big"), "min_8bit_size='big': a whole number"),
+    (dict(min_8bit_size=-1), "min_8bit_size=-1"), (dict(min_8bit_size=None), "min_8bit_size=None"),
+    (dict(occupancy="90%"), "occupancy='90%'"), (dict(lr="1e-3"), "lr='1e-3'"),
+    (dict(betas=(0.9, 0.99, 0.999)), "betas=.*two numbers"), (dict(betas=0.9), "betas=0.9"),
+])
+def test_arguments_of_another_kind_are_refused_by_name(arguments, word):
+    with pytest.raises(ValueError, match=word):
+        spillway.PagedAdamW([torch.nn.Parameter(torch.ones(3))], **arguments)
+
+
+@pytest.mark.parametrize("name, arguments, word", [
+    ("AdamW", dict(state_mem="25%"), "state_mem='25%' with paging=\"off\""),
+    ("AdamW8bit", dict(store="file:/tmp/x"), "store=.*use a Paged class"),
+    ("AdamW", dict(host_mem="1GiB"), "host_mem"), ("Adam", dict(occupancy=0.5), "occupancy"),
+    ("PagedAdamW", dict(paging="mapped", state_mem=0), "state_mem=0 with paging=\"mapped\""),
+    ("PagedAdamW", dict(paging="unified", occupancy=0.5), "occupancy"),
+    ("AdamW", dict(is_paged=True, paging="off"), "is_paged"),
+])
+def test_options_without_a_meaning_for_the_way_to_page_are_refused(name, arguments, word):
+    with pytest.raises(ValueError, match=word):
+        a_class(name)([torch.nn.Parameter(torch.ones(3))], **arguments)
+
+
+@pytest.mark.parametrize("key, value", [("optim_bits", 8), ("max_norm", 1.0), ("state_mem", "25%"),
+                                        ("min_8bit_size", 1), ("amsgrad", True),
+                                        ("maximize", True)])
+def test_what_cannot_differ_by_group_is_refused_in_one(key, value):
+    with pytest.raises(ValueError, match=key):
+        spillway.PagedAdamW([{"params": [torch.nn.Parameter(torch.ones(3))], key: value}])
+
+
 def test_a_class_with_bits_takes_no_other():
     for name in ("AdamW8bit", "PagedAdamW32bit"):
         with pytest.raises(ValueError, match="optim_bits"):
             a_class(name)([torch.nn.Parameter(torch.ones(3))], optim_bits=8)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_help_lists_the_arguments_of_every_class(name):
+    import inspect
+    text = a_class(name).__doc__
+    arguments = set(inspect.signature(a_class(name)).parameters)
+    assert {"state_mem", "optim_bits"} < arguments
+    assert all(argument in text for argument in arguments)
 
 
 def test_default_decay_and_paging_are_those_of_the_name():
@@ -169,6 +230,17 @@ def test_8bit_is_decided_by_size_and_mark():
     optimizer.step()
     bits = [optimizer.state[p]["state1"].dtype for p in (big, small, kept)]
     assert bits == [torch.uint8, torch.float32, torch.float32]
+
+
+def test_a_mark_counts_in_a_group_that_comes_after_one_went():
+    optimizer = spillway.AdamW8bit([{"params": [torch.nn.Parameter(torch.ones(3))]}
+                                    for _ in range(2)])
+    optimizer.param_groups.pop()
+    kept = spillway.keep_32bit(torch.nn.Parameter(torch.ones(5000)))
+    kept.grad = torch.ones(5000)
+    optimizer.add_param_group({"params": [kept]})
+    optimizer.step()
+    assert optimizer.state[kept]["state1"].dtype == torch.float32
 
 
 def test_other_dtypes_are_refused():
@@ -254,6 +326,18 @@ def test_gradients_that_are_not_contiguous():
     assert torch.equal(*results)
 
 
+def test_copies_of_gradients_do_not_outlive_the_step():
+    import gc
+    p = torch.nn.Parameter(torch.zeros(301, 77))
+    p.grad = torch.ones(77, 301).t()
+    optimizer = spillway.AdamW([p])
+    optimizer.step()
+    p.grad = None
+    alive = [one for one in gc.get_objects() if type(one) is torch.Tensor
+             and one.shape == (301, 77)]
+    assert not alive
+
+
 def test_a_closure_is_called_with_gradients_and_its_loss_returned():
     p = torch.nn.Parameter(torch.ones(3))
     optimizer = spillway.AdamW([p])
@@ -298,6 +382,26 @@ def test_param_groups_are_read_at_every_step_and_may_be_added():
         train(model, optimizer, 3, seed=2)
     for p, q in zip(ours.parameters(), theirs.parameters()):
         torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
+
+
+def test_groups_may_be_taken_out_reordered_and_their_members_moved():
+    ours, theirs = a_model(), a_model()
+    pairs = []
+    for make, model in ((spillway.PagedAdamW32bit, ours), (torch.optim.AdamW, theirs)):
+        pairs.append((model, make([{"params": [p], "lr": 10.0 ** -i} for i, p in
+                                   enumerate(model.parameters(), 1)])))
+    edits = [
+        lambda groups: groups.reverse(),
+        lambda groups: groups[0]["params"].append(groups[3]["params"].pop()),
+        lambda groups: groups.pop(1),
+        lambda groups: groups[-1].update(lr=0.5),
+    ]
+    for edit in [lambda groups: None, *edits]:
+        for model, optimizer in pairs:
+            edit(optimizer.param_groups)
+            train(model, optimizer, 2)
+        for p, q in zip(ours.parameters(), theirs.parameters()):
+            torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
 
 
 def test_parameters_swapped_in_a_group_before_the_first_step():
@@ -380,6 +484,50 @@ sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
                           env={"PYTHONPATH": ":".join(sys.path)}).returncode == 0
 
 
+def test_threads_that_step_and_save_one_optimizer_take_turns():
+    code = """
+import sys, threading, torch, spillway
+p = torch.nn.Parameter(torch.zeros(1 << 18)); p.grad = torch.ones(1 << 18)
+optimizer = spillway.PagedAdamW32bit([p], lr=0.5, weight_decay=0, paging="copy", state_mem=0)
+optimizer.step()
+def work(what):
+    for _ in range(20):
+        what()
+threads = [threading.Thread(target=work, args=[what], daemon=True) for what in
+           (optimizer.step, optimizer.step, optimizer.state_dict)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join(60)
+sys.exit(any(thread.is_alive() for thread in threads) or optimizer.state[p]["step"] != 41 or
+         not torch.allclose(p, torch.full_like(p, -20.5), rtol=1e-4))
+"""
+    assert subprocess.run([sys.executable, "-c", code], timeout=120,
+                          env={"PYTHONPATH": ":".join(sys.path)}).returncode == 0
+
+
+def test_a_forked_child_neither_reads_the_parents_state_nor_closes_its_store(tmp_path):
+    code = f"""
+import os, sys, torch, spillway
+p = torch.nn.Parameter(torch.ones(1 << 20)); p.grad = torch.ones(1 << 20)
+optimizer = spillway.PagedAdamW32bit([p], store="file:{tmp_path}/state", state_mem=0)
+optimizer.step()
+child = os.fork()
+if child == 0:
+    try:
+        optimizer.state_dict()
+    except RuntimeError as error:
+        del optimizer
+        os._exit(0 if "fork" in str(error) else 1)
+    os._exit(2)
+status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+optimizer.step()
+sys.exit(status)
+"""
+    assert subprocess.run([sys.executable, "-c", code], timeout=120,
+                          env={"PYTHONPATH": ":".join(sys.path)}).returncode == 0
+
+
 # ------------------------------------------------------------------------------- checkpoints --
 
 OPTIONS = [dict(), dict(paging="copy", state_mem=0)]
@@ -432,6 +580,57 @@ def test_state_is_there_for_those_who_look():
     assert torch.equal(optimizer.state[weight]["absmax1"], torch.full((27,), 2.0))
 
 
+@pytest.mark.parametrize("name", ["AdamW32bit", "PagedAdamW8bit"])
+@pytest.mark.parametrize("reset", [
+    lambda optimizer: optimizer.state.clear(),
+    lambda optimizer: setattr(optimizer, "state", collections.defaultdict(dict)),
+    lambda optimizer: [optimizer.state.pop(p) for p in list(optimizer.state)]])
+def test_state_that_is_taken_out_begins_anew(name, reset):
+    model = a_model()
+    optimizer = a_class(name)(model.parameters(), lr=1e-2)
+    train(model, optimizer, 3)
+    reset(optimizer)
+    assert optimizer.state_dict()["state"] == {}
+    other = copy.deepcopy(model)
+    fresh = a_class(name)(other.parameters(), lr=1e-2)
+    assert train(model, optimizer, 3) == train(other, fresh, 3)
+    assert len(optimizer.state) == 4 and same_parameters(model, other)
+
+
+def test_state_that_is_put_under_another_parameter_goes_on():
+    """What pruning and growing do: a new parameter in the group, the old one's state cut to it."""
+    after = []
+    for make, keys in ((spillway.AdamW, ("state1", "state2")),
+                       (torch.optim.AdamW, ("exp_avg", "exp_avg_sq"))):
+        torch.manual_seed(0)
+        old = torch.nn.Parameter(torch.randn(6, 3))
+        optimizer = make([old], lr=0.1)
+        old.grad = torch.randn(6, 3)
+        optimizer.step()
+        state = dict(optimizer.state.pop(old))
+        new = torch.nn.Parameter(old.detach()[::2].clone())
+        state.update((key, state[key][::2].clone()) for key in keys)
+        optimizer.param_groups[0]["params"] = [new]
+        optimizer.state[new] = state
+        new.grad = torch.randn(3, 3)
+        optimizer.step()
+        assert optimizer.state[new]["step"] == 2
+        after.append(new.detach())
+    torch.testing.assert_close(*after)
+
+
+def test_a_flattened_state_that_lost_its_tensors_is_refused_with_the_way_out():
+    dcp = pytest.importorskip("torch.distributed.checkpoint.state_dict")
+    model = a_model()
+    optimizer = spillway.AdamW8bit(model.parameters())
+    train(model, optimizer, 1)
+    optimizer.zero_grad()
+    options = dcp.StateDictOptions(flatten_optimizer_state_dict=True)
+    saved = dcp.get_optimizer_state_dict(model, optimizer, options=options)
+    with pytest.raises(ValueError, match="flatten_optimizer_state_dict.*leave it out"):
+        dcp.set_optimizer_state_dict(model, optimizer, saved, options=options)
+
+
 def test_an_empty_state_dict_binds_nothing():
     model = a_model()
     optimizer = spillway.AdamW8bit(model.parameters())
@@ -446,6 +645,7 @@ def test_an_empty_state_dict_binds_nothing():
     (lambda d: d["state"][0][_state.NESTED].pop("absmax1"), "absmax1"),
     (lambda d: d["param_groups"][0]["params"].pop(), "groups"),
     (lambda d: d["param_groups"][0].__setitem__("amsgrad", True), "amsgrad"),
+    (lambda d: d["param_groups"][0].__setitem__("maximize", True), "maximize"),
 ])
 def test_a_state_that_does_not_fit_is_refused_and_nothing_is_lost(spoil, word):
     model = a_model()
@@ -552,17 +752,38 @@ def test_memory_summary_names_what_there_is():
     assert "cpu: state" in text and "paging copy" in text and "given back" in text
 
 
-def test_closed_optimizers_leave_nothing_behind():
+def test_what_was_reserved_before_there_was_state_is_kept_free():
+    p = torch.nn.Parameter(torch.ones(50000))
+    p.grad = torch.ones(50000)
+    resident = []
+    for size in (1 << 60, 0):
+        spillway.reserve(size)
+        optimizer = spillway.PagedAdamW32bit([p], paging="copy")
+        for _ in range(3):
+            optimizer.step()
+        resident.append(optimizer.pager_stats()[0]["resident_bytes"])
+    assert resident[0] == 0 < resident[1]
+
+
+@pytest.mark.parametrize("arguments, word", [(("3GB",), "size='3GB'"), ((1, "mps"), "'mps'")])
+def test_a_reserve_that_cannot_be_meant_is_refused(arguments, word):
+    with pytest.raises(ValueError, match=word):
+        spillway.reserve(*arguments)
+
+
+def test_closed_optimizers_leave_nothing_behind_and_wait_for_no_collector():
     import gc
 
     from spillway import _engine
     gc.collect()
     before = len(_engine.live)
+    gc.disable()
     p = torch.nn.Parameter(torch.ones(5000))
     p.grad = torch.ones(5000)
     for _ in range(3):
         optimizer = spillway.AdamW8bit([p])
         optimizer.step()
+        optimizer.load_state_dict(optimizer.state_dict())
         del optimizer
-    gc.collect()
+    gc.enable()
     assert len(_engine.live) == before

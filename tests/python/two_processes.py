@@ -5,8 +5,8 @@ import sys
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, \
-    set_optimizer_state_dict
+from torch.distributed.checkpoint.state_dict import StateDictOptions, \
+    get_optimizer_state_dict, set_optimizer_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -99,6 +99,21 @@ def test_checkpoint(name, folder):
     set_optimizer_state_dict(other, fresh, target["optim"])
     assert train(other, fresh, 3, 5, True) == expected
     assert all(torch.equal(a, b) for a, b in zip(whole(model), whole(other)))
+
+
+def test_flattened(name):
+    """With flatten_optimizer_state_dict, as torchtitan has it."""
+    mesh, options = init_device_mesh("cpu", (2,)), StateDictOptions(flatten_optimizer_state_dict=True)
+    make = getattr(spillway, name)
+    model, other = sharded(mesh), sharded(mesh)
+    optimizer, fresh = (make(one.parameters(), lr=1e-2) for one in (model, other))
+    train(model, optimizer, 3, 0, True)
+    optimizer.zero_grad()
+    saved = get_optimizer_state_dict(model, optimizer, options=options)
+    other.load_state_dict(model.state_dict())
+    get_optimizer_state_dict(other, fresh, options=options)  # makes room, as dcp.load wants it
+    set_optimizer_state_dict(other, fresh, saved, options=options)
+    assert train(model, optimizer, 2, 5, True) == train(other, fresh, 2, 5, True)
 
 
 def main():

@@ -30,7 +30,7 @@ static size_t n_reserved, reserved_capacity;
 static range kept[KEPT]; /* a ring; end 0: empty */
 static size_t next_kept;
 static uint64_t capacity = UINT64_C(4) << 30, device_bytes, host_bytes, reserved_bytes,
-                managed_bytes;
+                managed_bytes, registered_bytes, lockable = UINT64_MAX;
 
 static uint64_t round_up(uint64_t bytes, uint64_t multiple)
 {
@@ -254,8 +254,10 @@ CUresult standin__host_register(const void *memory, uint64_t bytes)
     for (size_t i = first_after(begin); i < n_blocks && blocks[i]->begin < begin + bytes; i++)
         if (!blocks[i]->gone)
             return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
+    if (bytes > lockable - registered_bytes)
+        return CUDA_ERROR_OUT_OF_MEMORY;
     (void)add(begin, bytes, BLOCK_PINNED);
-    host_bytes += bytes;
+    registered_bytes += bytes;
     return CUDA_SUCCESS;
 }
 
@@ -263,7 +265,7 @@ void standin__host_unregister(const void *memory)
 {
     standin_block *block = must_begin((uintptr_t)memory, BLOCK_PINNED, "registered");
     take_back(block);
-    host_bytes -= block->end - block->begin;
+    registered_bytes -= block->end - block->begin;
     remove_at(first_after(block->begin)); /* the caller's still */
 }
 
@@ -413,9 +415,14 @@ void standin__unmap(CUdeviceptr address, uint64_t bytes)
 
 /* ------------------------------------------------------------------------------ all of it -- */
 
+void standin__memory_set_lockable(uint64_t bytes)
+{
+    lockable = bytes > registered_bytes ? bytes : registered_bytes;
+}
+
 uint64_t standin__memory_live(void)
 {
-    return device_bytes + host_bytes + reserved_bytes + managed_bytes;
+    return device_bytes + host_bytes + reserved_bytes + managed_bytes + registered_bytes;
 }
 
 static void unmap_range(range r)
@@ -442,6 +449,7 @@ void standin__memory_reset(void)
     blocks = NULL;
     reserved = NULL;
     n_blocks = blocks_capacity = n_reserved = reserved_capacity = 0;
-    device_bytes = host_bytes = reserved_bytes = managed_bytes = 0;
+    device_bytes = host_bytes = reserved_bytes = managed_bytes = registered_bytes = 0;
+    lockable = UINT64_MAX;
     capacity = usual_capacity;
 }

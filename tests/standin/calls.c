@@ -72,6 +72,7 @@ static struct {
     int function; /* CALLS: any */
     uint64_t left;
     CUresult result;
+    const char *failed;
 } fault;
 
 /* All functions are there, or this does not link. */
@@ -104,7 +105,10 @@ static bool fault_is_due(standin_function function)
 {
     bool counts = fault.function == (int)function ||
                   (fault.function == CALLS && !(flags_of(function) & NO_FAULT));
-    return counts && fault.left && --fault.left == 0;
+    bool due = counts && fault.left && --fault.left == 0;
+    if (due)
+        fault.failed = calls[function].name;
+    return due;
 }
 
 CUresult standin__call_begin(standin_function function)
@@ -192,6 +196,13 @@ void standin_set_capacity(uint64_t bytes)
     standin__unlock();
 }
 
+void standin_set_lockable(uint64_t bytes)
+{
+    standin__lock();
+    standin__memory_set_lockable(bytes);
+    standin__unlock();
+}
+
 void standin_seed(uint64_t seed)
 {
     standin__lock();
@@ -199,13 +210,23 @@ void standin_seed(uint64_t seed)
     standin__unlock();
 }
 
-void standin_fail_nth(const char *function, uint64_t n, CUresult result)
+uint64_t standin_fail_nth(const char *function, uint64_t n, CUresult result)
 {
     standin__lock();
+    uint64_t left = fault.left;
     fault.function = function_of(function);
     fault.left = n;
     fault.result = result;
     standin__unlock();
+    return left;
+}
+
+const char *standin_failed(void)
+{
+    standin__lock();
+    const char *name = fault.failed;
+    standin__unlock();
+    return name;
 }
 
 uint64_t standin_calls(const char *function)
@@ -247,5 +268,6 @@ void standin_reset(void)
     for (int i = 0; i < CALLS; i++)
         calls[i].count = 0;
     fault.left = 0;
+    fault.failed = NULL;
     standin__unlock();
 }

@@ -241,7 +241,7 @@ static void play_begin(const standin_launch *launch)
             continue;
         }
         args->consts[i] = spw__adam_consts_of(hyper, &args->progress[i], verdict.factor);
-        spw__adam_advance(&args->progress[i], hyper);
+        args->progress[i].step++;
     }
 }
 

@@ -35,14 +35,21 @@ enum {
 /* Device memory that there is; 4 GiB after a reset. What is given already stays. */
 void standin_set_capacity(uint64_t bytes);
 
+/* Host memory that may be registered, as by a limit on locked memory; no limit after a reset. What
+ * is registered already stays. */
+void standin_set_lockable(uint64_t bytes);
+
 /* Picks the order of what is free to run. 0, as after a reset: nothing runs that nobody waits for,
  * and what must runs oldest first. Others: by chance, and some of it early. */
 void standin_seed(uint64_t seed);
 
 /* The n-th call (from 1) of `function` ("cuMemAlloc") from now on does nothing and answers
  * `result`, once; n = 0 turns it off. NULL: of any function but those that give something back or
- * name an error. */
-void standin_fail_nth(const char *function, uint64_t n, CUresult result);
+ * name an error. Returns what was left of the count before: 0 if that call came. */
+uint64_t standin_fail_nth(const char *function, uint64_t n, CUresult result);
+
+/* The function that last failed so, since the reset; NULL: none. */
+const char *standin_failed(void);
 
 /* Calls since the reset; NULL: of all functions. */
 uint64_t standin_calls(const char *function);
@@ -68,8 +75,10 @@ void standin_reset(void);
 /* The functions above where the process's libcuda.so.1 is the stand-in. */
 typedef struct standin_control {
     void (*set_capacity)(uint64_t bytes);
+    void (*set_lockable)(uint64_t bytes);
     void (*seed)(uint64_t seed);
-    void (*fail_nth)(const char *function, uint64_t n, CUresult result);
+    uint64_t (*fail_nth)(const char *function, uint64_t n, CUresult result);
+    const char *(*failed)(void);
     uint64_t (*calls)(const char *function);
     void (*capture_begin)(CUstream stream, CUstreamCaptureMode mode);
     bool (*capture_end)(CUstream stream);
@@ -91,8 +100,10 @@ static inline bool standin_find(standin_control *control)
 {
     void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
     return library && standin_find_one(library, "standin_set_capacity", &control->set_capacity) &&
+           standin_find_one(library, "standin_set_lockable", &control->set_lockable) &&
            standin_find_one(library, "standin_seed", &control->seed) &&
            standin_find_one(library, "standin_fail_nth", &control->fail_nth) &&
+           standin_find_one(library, "standin_failed", &control->failed) &&
            standin_find_one(library, "standin_calls", &control->calls) &&
            standin_find_one(library, "standin_capture_begin", &control->capture_begin) &&
            standin_find_one(library, "standin_capture_end", &control->capture_end) &&

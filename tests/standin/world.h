@@ -132,6 +132,7 @@ void standin__unmap(CUdeviceptr address, uint64_t bytes);
 void standin__set_access(CUdeviceptr address, uint64_t bytes);
 void standin__memory_info(size_t *unused, size_t *total);
 void standin__memory_set_capacity(uint64_t bytes);
+void standin__memory_set_lockable(uint64_t bytes);
 uint64_t standin__memory_live(void);
 void standin__memory_reset(void);
 

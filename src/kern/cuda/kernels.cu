@@ -65,7 +65,7 @@ extern "C" __global__ void __launch_bounds__(SPW__GPU_NORM_THREADS)
         spw__adam_consts consts = spw__adam_consts_of(hyper, &args.progress[i], verdict.factor);
         consts.mild = is_mild(&consts);
         args.consts[i] = consts;
-        spw__adam_advance(&args.progress[i], hyper);
+        args.progress[i].step++;
     }
 }
 
