@@ -5,7 +5,7 @@
 #include "base/file.h"
 #include "base/mem.h"
 #include "format/json.h"
-#include "train/folder.h"
+#include "train/folders.h"
 
 #include <errno.h>
 #include <inttypes.h>

@@ -223,7 +223,7 @@ def interrupted(asked, log):
 
 
 def test_an_interrupt_saves_and_resume_goes_on(command, model, rows, tmp_path, straight):
-    options = [*LORA, "--steps", 100]
+    options = [*LORA, "--steps", 60]
     run = Run(command, model, rows, tmp_path, options, save_every=1000)
     stderr = interrupted([*run.asked, *run.every], run.log)
     saved = checkpoints(run.out)
@@ -383,28 +383,23 @@ def test_twenty_kills_lose_nothing(command, model, rows, tmp_path, straight):
     print(f"SPW_SEED={seed}")
     rng = random.Random(seed)
     reference, kills, rounds = straight(*LORA), 0, 0
-    folder = tmp_path / "0"
     while kills < 20:
         rounds += 1
         folder = tmp_path / str(rounds)
         folder.mkdir()
         run = Run(command, model, rows, folder, LORA, save_every=1)
-        begin = time.monotonic()
+        words = [command, "finetune", "--model", model, "--data", rows, "--out", run.out,
+                 *map(str, [*run.asked[4:], *run.every, "--resume"])]
         finished = False
         while not finished:
-            words = [*run.asked, *run.every, "--resume"]
-            process = subprocess.Popen(
-                [words[0], "finetune", "--model", words[1], "--data", words[2], "--out", words[3],
-                 *map(str, words[4:])], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-            try:
-                process.wait(timeout=rng.uniform(0.0, 0.25) if kills < 20 else 60)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                kills += 1
-            stdout, stderr = process.communicate()
+            process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                       text=True)
+            if kills < 20:
+                time.sleep(rng.uniform(0.0, 0.25))
+                process.kill()  # a run that has come to its end does not notice
+            stdout, stderr = process.communicate(timeout=120)
             assert process.returncode in (0, -signal.SIGKILL), (seed, stderr)
             assert "left out" not in stdout, (seed, stdout)
             finished = process.returncode == 0
-            assert time.monotonic() - begin < 300
+            kills += not finished
         assert_same(run, reference)
-    assert kills == 20

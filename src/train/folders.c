@@ -1,4 +1,4 @@
-#include "train/folder.h"
+#include "train/folders.h"
 
 #include "base/crc32c.h"
 #include "base/error.h"

@@ -1,9 +1,9 @@
 /*
- * folder.h - folders of plain files: their names, their removal, their way to the disk, and a
+ * folders.h - folders of plain files: their names, their removal, their way to the disk, and a
  * file's checksum.
  */
-#ifndef SPW_TRAIN_FOLDER_H
-#define SPW_TRAIN_FOLDER_H
+#ifndef SPW_TRAIN_FOLDERS_H
+#define SPW_TRAIN_FOLDERS_H
 
 #include <stdint.h>
 
