@@ -119,8 +119,8 @@ class Slot:
 
 
 class Engine:
-    """`pager_options`: fields of spw_pager_config. It does not know its slots, which know it: without
-    a cycle its memory is free as soon as the optimizer is."""
+    """`pager_options`: fields of spw_pager_config. It does not know its slots, which know it:
+    without a cycle its memory is free as soon as the optimizer is."""
 
     def __init__(self, where, pager_options, turn):
         self.turn = turn

@@ -66,9 +66,9 @@ def parse(saved, n, name):
     if saved.get("state1") is None or saved.get("state2") is None or "step" not in saved:
         raise ValueError(f"{name}: its saved state has the keys {', '.join(map(str, saved))}: "
                          "state1 and state2, or exp_avg and exp_avg_sq, and step are needed")
-    if not (isinstance(saved["state1"], torch.Tensor) and isinstance(saved["state2"], torch.Tensor)):
-        raise ValueError(f"{name}: its saved state1 or state2 is no tensor: with parameters that are "
-                         "not sharded, flatten_optimizer_state_dict loses them: leave it out")
+    if not all(isinstance(saved[key], torch.Tensor) for key in ("state1", "state2")):
+        raise ValueError(f"{name}: its saved state1 or state2 is no tensor: of parameters that are "
+                         "not sharded flatten_optimizer_state_dict loses them: leave it out")
     step = int(saved["step"])
     is_8bit = saved["state1"].dtype == torch.uint8
     dtype = torch.uint8 if is_8bit else torch.float32

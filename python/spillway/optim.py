@@ -137,7 +137,8 @@ class _Adam(torch.optim.Optimizer):
                          "store": store, "page_size": page_size, "host_mem": host_mem,
                          "pinned_mem": pinned_mem}
         _pager_options.check(self._options)
-        self._settings = {"bits": self._bits or optim_bits, "min_8bit_size": _pager_options.count(min_8bit_size, "min_8bit_size"),
+        self._settings = {"bits": self._bits or optim_bits,
+                          "min_8bit_size": _pager_options.count(min_8bit_size, "min_8bit_size"),
                           "max_norm": float(max_norm)}
         self._start()
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": decay})
