@@ -119,9 +119,9 @@ class Slot:
 
 
 class Engine:
-    """`pager_options`: fields of spw_pager_config. It does not know its slots, which know it: without
-    a cycle its memory is free as soon as the optimizer is. `rule`: one of _state.MOMENTS. `turn`: a
-    lock of all who use the optimizer."""
+    """`pager_options`: fields of spw_pager_config. It does not know its slots, which know it:
+    without a cycle its memory is free as soon as the optimizer is. `rule`: one of _state.MOMENTS.
+    `turn`: a lock of all who use the optimizer."""
 
     def __init__(self, where, pager_options, rule, turn):
         self.turn = turn

@@ -102,8 +102,8 @@ def _check_keys(saved, rule, name):
                          "state1 and state2, or exp_avg and exp_avg_sq, and step are needed; of "
                          "Lion state1 and step")
     if not all(isinstance(saved[key], torch.Tensor) for key in needed):
-        raise ValueError(f"{name}: its saved state1 or state2 is no tensor: with parameters that are "
-                         "not sharded, flatten_optimizer_state_dict loses them: leave it out")
+        raise ValueError(f"{name}: its saved state1 or state2 is no tensor: of parameters that are "
+                         "not sharded flatten_optimizer_state_dict loses them: leave it out")
     if rule == "lion" and saved.get("state2") is not None:
         raise ValueError(f"{name}: its saved state has state2, which Lion does not keep")
 

@@ -14,8 +14,16 @@ __all__ = ["AdEMAMix", "AdEMAMix8bit", "AdEMAMix32bit", "PagedAdEMAMix", "PagedA
 
 
 class AdEMAMix(optim.Optimizer):
-    """Arguments as bitsandbytes': params, lr, betas (three), alpha, t_alpha and t_beta3 (steps, None
-    for no schedule), eps, weight_decay; and those of optim.Optimizer."""
+    """Arguments as bitsandbytes':
+
+    params           iterable of parameters, or of dicts that are groups
+    lr               a float, or a tensor of one element (read at every step)
+    betas            three: of the fast moment, of the second, of the slow
+    alpha            weight of the slow moment
+    t_alpha, t_beta3 steps over which alpha and the third beta warm up; None: from the start
+    eps              as Adam's
+    weight_decay     decoupled
+    """
 
     _rule, _n_betas = "ademamix", 3
 

@@ -10,8 +10,13 @@ __all__ = ["Lion", "Lion8bit", "Lion32bit", "PagedLion", "PagedLion8bit", "Paged
 
 
 class Lion(optim.Optimizer):
-    """Arguments as bitsandbytes': params, lr (a third of AdamW's is usual), betas, weight_decay; and
-    those of optim.Optimizer."""
+    """Arguments as bitsandbytes':
+
+    params        iterable of parameters, or of dicts that are groups
+    lr            a float, or a tensor of one element; a third of AdamW's is usual
+    betas         of the direction, and of the moment
+    weight_decay  decoupled
+    """
 
     _rule = "lion"
 

@@ -107,9 +107,9 @@ def cache_given(engine):
 
 
 def reserve(size, device=None):
-    """Says that `size` (bytes, or "2GiB") beyond what is in use on a device now (default: the current
-    CUDA device, the CPU where there is none) will be needed: state gives way now, and keeps away
-    until the next call, that of optimizers made later too. 0 takes the word back."""
+    """Says that `size` (bytes, or "2GiB") beyond what is in use on a device now (default: the
+    current CUDA device, the CPU where there is none) will be needed: state gives way now, and keeps
+    away until the next call, that of optimizers made later too. 0 takes the word back."""
     from . import _pager_options
     size = _pager_options.size(size, "size")
     where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))

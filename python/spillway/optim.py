@@ -13,6 +13,7 @@ several devices if need be. On CUDA a step is queued on the current stream and t
 wait. State is made at the first step, or by load_state_dict; on which device, is decided then.
 """
 import copy
+import inspect
 import math
 import numbers
 import threading
@@ -124,8 +125,19 @@ class Optimizer(torch.optim.Optimizer):
     _rule, _n_betas, _bits, _paged = "adamw", 2, None, False
 
     def __init_subclass__(cls, **named):
+        """Each class has all its arguments in its signature and its help, which looks in the class
+        alone: its own and, in place of **options, those that all have."""
         super().__init_subclass__(**named)
-        cls.__doc__ = cls.__doc__ or cls.__mro__[1].__doc__  # help() looks in the class alone
+        if "__init__" not in cls.__dict__:
+            cls.__doc__ = cls.__doc__ or cls.__mro__[1].__doc__
+            return
+        shared = Optimizer.__doc__ or "    optim_bits"  # none with python -OO
+        cls.__doc__ = (cls.__doc__ or "") + "\n" + shared[shared.index("    optim_bits"):]
+        own = inspect.signature(cls.__init__).parameters.values()
+        common = inspect.signature(Optimizer.__init__).parameters.values()
+        cls.__signature__ = inspect.Signature(
+            [p for p in own if p.name != "self" and p.kind is not p.VAR_KEYWORD] +
+            [p for p in common if p.kind is p.KEYWORD_ONLY])
 
     def __init__(self, params, defaults, optim_bits=32, args=None, min_8bit_size=4096,
                  is_paged=False, *, state_mem=None, occupancy=None, store=None, page_size=None,
@@ -518,8 +530,6 @@ class _Adam(Optimizer):
     betas, eps    as Adam's
     weight_decay  decoupled; None: 0 for Adam*, 1e-2 for AdamW*
     amsgrad       not supported: anything but False is a ValueError
-
-    and those of Optimizer.
     """
 
     _decay = 0.0

@@ -201,7 +201,7 @@ def test_a_class_with_bits_takes_no_other():
             a_class(name)([torch.nn.Parameter(torch.ones(3))], optim_bits=8)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", NAMES + ["PagedLion8bit", "AdEMAMix", "PagedAdEMAMix32bit"])
 def test_help_lists_the_arguments_of_every_class(name):
     import inspect
     text = a_class(name).__doc__
