@@ -339,13 +339,13 @@ typedef struct spw_param {
     uint32_t bits;      /* of its state: 8 or 32 whatever its size; 0: by the optimizer's config */
 } spw_param;
 
-/* Registers a parameter, before the first step, norm, part of a state or spw_optim_lay_out, which fix
- * the layout; returns its index (0, 1, ... in order), or a negative error. SPW_EINVAL a bad field, or the
- * layout is fixed. */
+/* Registers a parameter, before the first step, norm, part of a state or spw_optim_lay_out, which
+ * fix the layout; returns its index (0, 1, ... in order), or a negative error. SPW_EINVAL a bad
+ * field, or the layout is fixed. */
 SPW_API int64_t spw_optim_add(spw_optim *optim, const spw_param *param);
 
-/* Fixes the layout and takes the store's space now, which the first step would: a full disk or a cap
- * that is too small is found before there is work to lose. No state goes to the device yet.
+/* Fixes the layout and takes the store's space now, which the first step would: a full disk or a
+ * cap that is too small is found before there is work to lose. No state goes to the device yet.
  * SPW_EHOSTMEM, SPW_ENOSPC: the store cannot hold the state; SPW_ENOMEM: the device has no room for
  * the tables of a step; nothing was changed, the call may be repeated. */
 SPW_API int spw_optim_lay_out(spw_optim *optim);
