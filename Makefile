@@ -23,8 +23,8 @@ test: ## build and run all tests (minutes, no GPU)
 test-gpu: all ## the tests that need an NVIDIA GPU
 	@for test in $(BUILD)/tests-gpu/*; do echo "== $$test"; $$test || exit 1; done
 
-soak: ## long random walks under ASan and TSan, OPS=100000 each (an hour or two, no GPU)
-	@scripts/setup test
+soak: all ## 10,000 steps with spikes; walks and faults under ASan and TSan, OPS=100000 (hours, no GPU)
+	@python3 bench/spikes.py
 	@scripts/soak $(or $(OPS),100000)
 
 fuzz: ## libFuzzer on every reader of files, SECONDS=20 each (needs clang)

@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { N = 1 << 20, TENSORS = 3, MIB = 1 << 20 };
+enum { N = 1 << 18, TENSORS = 3, MIB = 1 << 20 };
 
 static const uint64_t sizes[TENSORS] = {N - 70001, 70000, 1};
 
@@ -78,7 +78,7 @@ static void open_side(side *s, spw_paging paging, const char *store, const char 
     spw_device_config_default(&device);
     spw_pager_config_default(&pager);
     spw_optim_config_default(&optim);
-    device.mem = 24 * MIB;
+    device.mem = 6 * MIB;
     device.threads = 1;
     pager.paging = paging;
     pager.store = store;

@@ -35,7 +35,7 @@ def main():
                 m = measure(steps, seed, store, state)
                 growth = (m["peak_kb"] - m["peak_kb_half"]) / 1024
                 result.append(rows.row(
-                    "spikes", f"{store.split(':')[0]} {state} 1M fp32, 24 MiB device, seed {seed}",
+                    "spikes", f"{store.split(':')[0]} {state} 256K fp32, 6 MiB device, seed {seed}",
                     m["failures"], "failures", goal="G5 none in 10000",
                     note=f"{m['steps']} steps, {m['spikes']} spikes, {m['reclaims']} reclaims of "
                          f"{m['bytes_reclaimed'] / 2**30:.1f} GiB; identical to unpaged; memory grew "

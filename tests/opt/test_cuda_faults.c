@@ -50,7 +50,7 @@ static void run_all(spw_paging paging, bool by_file, uint64_t pinned_mem)
         kind.pager.paging = paging;
         kind.pager.ring_frames = 3;
         kind.pager.pinned_mem = pinned_mem;
-        assert_true(fail_every_call(&kind, fault_every(29), begin_run, end_of_run) > 0);
+        assert_true(fail_every_call(&kind, fault_every(59), begin_run, end_of_run) > 0);
     }
 }
 

@@ -135,10 +135,10 @@ static void copy_from_ram_under_a_cap(void **unused)
     walk_with(SPW_PAGING_COPY, false, 6 << 20);
 }
 
-static void copy_from_ram_without_a_cap(void **unused)
+static void copy_from_ram_with_room_for_all(void **unused)
 {
     (void)unused;
-    walk_with(SPW_PAGING_COPY, false, 0);
+    walk_with(SPW_PAGING_COPY, false, 64 << 20);
 }
 
 static void copy_from_a_file_under_a_cap(void **unused)
@@ -156,14 +156,14 @@ static void mapped(void **unused)
 static void off(void **unused)
 {
     (void)unused;
-    walk_with(SPW_PAGING_OFF, false, 0);
+    walk_with(SPW_PAGING_OFF, false, 64 << 20);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(copy_from_ram_under_a_cap),
-        cmocka_unit_test(copy_from_ram_without_a_cap),
+        cmocka_unit_test(copy_from_ram_with_room_for_all),
         cmocka_unit_test(copy_from_a_file_under_a_cap),
         cmocka_unit_test(mapped),
         cmocka_unit_test(off),

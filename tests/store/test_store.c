@@ -313,6 +313,23 @@ static void a_full_disk_is_found_by_grow_and_changes_nothing(void **state)
     free(memory);
 }
 
+/* No file system has 32 TiB to give; one in memory says so at once. */
+static void a_file_system_that_has_not_the_space_says_so(void **state)
+{
+    char name[96];
+    spw__store *store;
+    (void)state;
+    (void)snprintf(name, sizeof name, "file:/dev/shm/spw-test-store-%ld", (long)getpid());
+    if (open_named(name, 2, &store) < 0)
+        skip();
+    assert_int_equal(spw__store_grow(store, SLOT, (UINT64_C(32) << 40) / SLOT), SPW_ENOSPC);
+    assert_says("/dev/shm/spw-test-store");
+    assert_says("35184372088832");
+    assert_int_equal(store->n_slots, 0);
+    assert_int_equal(spw__store_grow(store, SLOT, 2), 0);
+    spw__store_close(store);
+}
+
 /* --------------------------------------------------------------------------------- transfers -- */
 
 static void more_transfers_than_the_depth_queue_up(void **state)
@@ -555,6 +572,7 @@ static void say_which_engine(void **state)
         cmocka_unit_test(a_tmpfs_works_direct_or_buffered),                                        \
         cmocka_unit_test(new_slots_of_a_file_read_as_zeros_and_old_ones_stay),                     \
         cmocka_unit_test(a_full_disk_is_found_by_grow_and_changes_nothing),                        \
+        cmocka_unit_test(a_file_system_that_has_not_the_space_says_so),                            \
         cmocka_unit_test(more_transfers_than_the_depth_queue_up),                                  \
         cmocka_unit_test(threads_move_their_slots_at_once),                                        \
         cmocka_unit_test(what_one_thread_starts_others_may_wait_for),                              \

@@ -22,7 +22,7 @@
 #include <math.h>
 #include <stdio.h>
 
-enum { N_TENSORS = 10, N_PIECES = 6, EPISODE = 150, USUAL_OPS = 10 * EPISODE, MIB = 1 << 20 };
+enum { N_TENSORS = 10, N_PIECES = 6, EPISODE = 150, USUAL_OPS = 5 * EPISODE, MIB = 1 << 20 };
 
 /* Where the paged one lives. */
 typedef struct walk_place {
