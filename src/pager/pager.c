@@ -164,7 +164,7 @@ void spw_pager_destroy(spw_pager *pager)
     settle(pager);
     spw__frames_free_all(pager);
     spw__dev_free(pager->device, pager->ring);
-    spw__dev_unpin(pager->device, pager->pinned);
+    spw__pins_close(pager);
     spw__bounce_close(pager);
     spw__dev_free(pager->device, pager->managed);
     destroy_events(pager);
@@ -219,16 +219,16 @@ static int make_tables(spw_pager *pager, uint64_t n_pages)
 static int pin_store(spw_pager *pager, uint64_t bytes)
 {
     uint64_t cap = pager->config.pinned_mem;
-    if (!pager->device->async || !pager->store || pager->pinned)
+    if (!pager->device->async || !pager->store || pager->pins)
         return 0;
+    bool mapped = pager->config.paging == SPW_PAGING_MAPPED;
     void *memory = pager->by_file ? NULL : spw__store_slot(pager->store, 0);
     bool may = memory && (!cap || bytes <= cap);
-    int rc = may ? spw__dev_pin(pager->device, memory, bytes) : SPW_EHOSTMEM;
+    int rc = may ? spw__pins_open(pager, memory, bytes, mapped) : SPW_EHOSTMEM;
     spw__lock_take(&pager->lock); /* another thread may be reading statistics */
-    pager->pinned = rc == 0 ? memory : NULL;
     pager->bounced = rc < 0;
     spw__lock_drop(&pager->lock);
-    if (rc < 0 && pager->config.paging == SPW_PAGING_MAPPED)
+    if (rc < 0 && mapped)
         return spw__error(SPW_ENOTSUP,
                           "paging mapped needs %" PRIu64 " bytes of pinned host memory, more than "
                           "the system (ulimit -l) or pinned_mem allows: use copy",
@@ -399,7 +399,7 @@ int spw_pager_stats_get(spw_pager *pager, spw_pager_stats *stats)
     stats->budget_bytes = pager->budget_pages * pager->page_bytes;
     stats->resident_bytes = pager->n_resident * pager->page_bytes;
     stats->paging = pager->config.paging;
-    stats->pinned_bytes = pager->pinned ? stats->state_bytes : pager->ring_pinned;
+    stats->pinned_bytes = pager->pins ? spw__pins_bytes(pager) : pager->ring_pinned;
     stats->direct_io = pager->store && pager->store->direct_io;
     stats->host_bytes = pager->store && !pager->by_file ? stats->state_bytes : 0;
     spw__lock_drop(&pager->lock);

@@ -7,7 +7,7 @@
  * and by anybody's threads through spw_malloc, spw_pager_reclaim and spw_pager_reserve.
  *
  * Files: pager.c (life, statistics), sweep.c (one pass), frames.c (slabs), budget.c (who may stay),
- * bounce.c (through pinned memory to a store that a GPU does not reach),
+ * pin.c (a ram store that a GPU reaches), bounce.c (through pinned memory to one that it does not),
  * reclaim.c (give back; spw_malloc), registry.c (all pagers of a GPU), access.c (read and write a
  * page or a piece), check.c (the validator).
  *
@@ -107,6 +107,8 @@ typedef struct spw__lane {
     bool writing;                   /* bounced: a store write is under way */
 } spw__lane;
 
+typedef struct spw__pins spw__pins;
+
 struct spw_pager {
     spw_device *device;
     spw__store *store;       /* NULL with "off" and "unified" */
@@ -139,14 +141,13 @@ struct spw_pager {
     bool adding;          /* a slab is taken from the device and not yet in the table */
     bool sweeping;        /* a sweep is under way (async: being queued), under the lock */
     pthread_t sweeper;    /* by this thread */
-    void *pinned;         /* the store's memory that the device knows, NULL if none */
-    uint64_t
-        ring_pinned;     /* bounced: bytes of the lanes' host pages that it knows, under the lock */
-    bool bounced;        /* the device does not reach the store: bounce.c carries */
-    spw__pool *carriers; /* bounced: threads that copy; the sweep's thread only */
-    char *give_host;     /* bounced, by file: a page for reclaims */
-    bool giving;         /* it is in use; under the lock */
-    uint64_t reserved;   /* spw_pager_reserve's word, under the lock */
+    spw__pins *pins;      /* pin.c: the store's memory that the device knows; NULL: none */
+    uint64_t ring_pinned; /* bounced: bytes of the lanes' host pages that it knows; by the lock */
+    bool bounced;         /* the device does not reach the store: bounce.c carries */
+    spw__pool *carriers;  /* bounced: threads that copy; the sweep's thread only */
+    char *give_host;      /* bounced, by file: a page for reclaims */
+    bool giving;          /* it is in use; under the lock */
+    uint64_t reserved;    /* spw_pager_reserve's word, under the lock */
     uint64_t other_estimate; /* decayed peak of what others use, bytes */
     uint64_t budget_pages;   /* as of the last sweep */
     uint32_t reclaims_since_sweep;
@@ -218,6 +219,16 @@ bool spw__frames_add_slab(spw_pager *pager, uint64_t wanted);
 void spw__frames_leave(spw_pager *pager, spw__page *page);
 /* frames.c; lock not held, nobody else uses the pager. */
 void spw__frames_free_all(spw_pager *pager);
+
+/* pin.c. Opens with the first chunk pinned, or all of them, or fails with none. Before a queued
+ * copy from or to a page's slot: its chunk is pinned on return, if it may be; any thread, lock not
+ * held. Bytes that are pinned by now: lock held. Close: nobody else uses the pager, and all copies
+ * are done. */
+int spw__pins_open(spw_pager *pager, void *memory, uint64_t bytes, bool all);
+void spw__pins_close(spw_pager *pager);
+void spw__pins_page(spw_pager *pager, uint64_t page);
+uint64_t spw__pins_bytes(const spw_pager *pager);
+void spw__pins_set_chunk(uint64_t bytes); /* tests: of pagers opened from now on */
 
 /* bounce.c; the sweep's thread, but for give. Each of a lane's transfers in the order of these. */
 int spw__bounce_open(spw_pager *pager); /* again after an error, too */

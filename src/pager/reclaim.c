@@ -80,6 +80,7 @@ static void claim(spw_pager *pager, spw__slab *slab)
 /* Lock not held; the page is SAVING and ours. On an async device the copy is only queued. */
 static int save_in_ram(spw_pager *pager, uint64_t number)
 {
+    spw__pins_page(pager, number);
     return spw__dev_copy(pager->device, spw__store_slot(pager->store, number),
                          pager->pages[number].memory, pager->page_bytes,
                          pager->device->streams[SPW__DEV_GIVE]);

@@ -162,6 +162,7 @@ static int fill(spw_pager *pager, spw__lane *lane, bool was_zero)
         lane->reading = true;
         return 0;
     }
+    spw__pins_page(pager, lane->page);
     return spw__dev_copy(pager->device, memory, spw__store_slot(pager->store, lane->page),
                          pager->page_bytes, in);
 }
@@ -210,6 +211,7 @@ static int queue_save(const sweep_run *run, spw__lane *lane)
     spw_pager *pager = run->pager;
     spw_device *device = pager->device;
     void *out = device->streams[SPW__DEV_OUT];
+    spw__pins_page(pager, lane->page);
     int rc = spw__dev_event_record(device, lane->updated, run->sweep->stream);
     if (rc == 0)
         rc = spw__dev_stream_wait(device, out, lane->updated);
@@ -362,9 +364,11 @@ static int clean_ahead(spw_pager *pager)
     spw__lock_drop(&pager->lock);
     pager->cleaned = n > 0;
     int rc = n ? spw__dev_stream_wait(device, out, pager->used) : 0;
-    for (uint64_t i = 0; rc == 0 && i < n; i++)
+    for (uint64_t i = 0; rc == 0 && i < n; i++) {
+        spw__pins_page(pager, pager->queue[i]);
         rc = spw__dev_copy(device, spw__store_slot(pager->store, pager->queue[i]),
                            pager->pages[pager->queue[i]].memory, pager->page_bytes, out);
+    }
     return rc; /* an error makes the pager FAILED: what is clean does not matter then */
 }
 

@@ -7,6 +7,7 @@
 
 #include <cmocka.h>
 
+#include "pager/pager.h"
 #include "standin/standin.h"
 
 #include <spillway/spillway.h>
@@ -105,6 +106,23 @@ static void state_that_cannot_be_pinned_passes_a_ring(void **state)
     free(wanted);
 }
 
+/* Pinned a page at a time, until the limit comes in the middle of it. */
+static void a_part_that_cannot_be_pinned_is_copied_all_the_same(void **state)
+{
+    uint64_t pinned;
+    (void)state;
+    float *wanted = parameters_with(UINT64_MAX, &pinned);
+    spw__pins_set_chunk(PAGE);
+    for (uint64_t pages = 1; pages < 6; pages++) {
+        float *values = parameters_with(pages * PAGE, &pinned);
+        assert_int_equal(pinned, pages * PAGE);
+        assert_memory_equal(values, wanted, N * sizeof(float));
+        free(values);
+    }
+    spw__pins_set_chunk(64 * MIB);
+    free(wanted);
+}
+
 static void mapped_names_the_limit(void **state)
 {
     life l;
@@ -124,6 +142,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(state_that_cannot_be_pinned_passes_a_ring),
+        cmocka_unit_test(a_part_that_cannot_be_pinned_is_copied_all_the_same),
         cmocka_unit_test(mapped_names_the_limit),
     };
     if (!standin_find(&control)) {

@@ -5,6 +5,7 @@
  */
 #include "walk/optim.h"
 
+#include "pager/pager.h"
 #include "standin/standin.h"
 
 /* The driver, the real one or the stand-in; the caller's own streams are made by it. */
@@ -75,6 +76,7 @@ static void draw_config(walk *w, spw_pager_config *config, char *path, size_t ro
     config->ring_frames = (uint32_t)(3 + draw(w, 5));
     config->state_percent = draw(w, 3) == 0 ? (double)draw(w, 5) * 25 : -1;
     config->occupancy = 0.7 + (double)draw(w, 4) * 0.1;
+    spw__pins_set_chunk(draw(w, 2) ? 64 << 10 : 64 * MIB);
 }
 
 static void draw_capacity(walk *w)
