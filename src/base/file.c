@@ -1,12 +1,12 @@
 #include "base/file.h"
 
 #include "base/error.h"
+#include "base/fault.h"
 #include "base/mem.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
-#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,7 +14,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static atomic_uint_fast64_t countdown;
+static spw__fault countdown;
 
 void spw__file_fail(uint64_t nth)
 {
@@ -24,13 +24,10 @@ void spw__file_fail(uint64_t nth)
 /* True, with errno set, for the call that is to fail. */
 static bool fault_is_due(void)
 {
-    uint_fast64_t left = atomic_load_explicit(&countdown, memory_order_relaxed);
-    while (left)
-        if (atomic_compare_exchange_weak(&countdown, &left, left - 1)) {
-            errno = EIO;
-            return left == 1;
-        }
-    return false;
+    bool due = spw__fault_is_due(&countdown);
+    if (due)
+        errno = EIO;
+    return due;
 }
 
 static int read_all(int fd, const char *path, char *data, size_t bytes)

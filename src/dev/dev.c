@@ -2,13 +2,14 @@
 #include "dev/dev.h"
 
 #include "base/error.h"
+#include "base/fault.h"
 #include "base/lock.h"
 
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
-static atomic_uint_fast64_t alloc_countdown, copy_countdown;
+static spw__fault alloc_countdown, copy_countdown;
 
 uint64_t spw__dev_fail_alloc(uint64_t nth)
 {
@@ -20,20 +21,10 @@ uint64_t spw__dev_fail_copy(uint64_t nth)
     return atomic_exchange(&copy_countdown, nth);
 }
 
-/* True for the call that brings a countdown to zero. */
-static bool fault_is_due(atomic_uint_fast64_t *countdown)
-{
-    uint_fast64_t left = atomic_load_explicit(countdown, memory_order_relaxed);
-    while (left)
-        if (atomic_compare_exchange_weak(countdown, &left, left - 1))
-            return left == 1;
-    return false;
-}
-
 int spw__dev_alloc(spw_device *device, uint64_t bytes, spw__dev_use use, void **pointer)
 {
     spw__lock_assert_none();
-    if (fault_is_due(&alloc_countdown))
+    if (spw__fault_is_due(&alloc_countdown))
         return spw__error(SPW_ENOMEM, "out of device memory: a fault that a test asked for");
     return device->ops->alloc(device, bytes, use, pointer);
 }
@@ -58,7 +49,7 @@ void spw__dev_reset_other_peak(spw_device *device)
 int spw__dev_copy(spw_device *device, void *dst, const void *src, uint64_t bytes, void *stream)
 {
     spw__lock_assert_none();
-    if (fault_is_due(&copy_countdown))
+    if (spw__fault_is_due(&copy_countdown))
         return spw__error(SPW_EIO, "copy: a fault that a test asked for");
     return device->ops->copy(device, dst, src, bytes, stream);
 }
@@ -66,7 +57,7 @@ int spw__dev_copy(spw_device *device, void *dst, const void *src, uint64_t bytes
 int spw__dev_zero(spw_device *device, void *dst, uint64_t bytes, void *stream)
 {
     spw__lock_assert_none();
-    if (fault_is_due(&copy_countdown))
+    if (spw__fault_is_due(&copy_countdown))
         return spw__error(SPW_EIO, "fill: a fault that a test asked for");
     return device->ops->zero(device, dst, bytes, stream);
 }

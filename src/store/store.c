@@ -2,6 +2,7 @@
 #include "store/store.h"
 
 #include "base/error.h"
+#include "base/fault.h"
 #include "base/lock.h"
 
 #include <errno.h>
@@ -9,7 +10,7 @@
 #include <stdatomic.h>
 #include <string.h>
 
-static atomic_uint_fast64_t read_countdown, write_countdown;
+static spw__fault read_countdown, write_countdown;
 
 uint64_t spw__store_fail_read(uint64_t nth)
 {
@@ -19,15 +20,6 @@ uint64_t spw__store_fail_read(uint64_t nth)
 uint64_t spw__store_fail_write(uint64_t nth)
 {
     return atomic_exchange(&write_countdown, nth);
-}
-
-static bool fault_is_due(atomic_uint_fast64_t *countdown)
-{
-    uint_fast64_t left = atomic_load_explicit(countdown, memory_order_relaxed);
-    while (left)
-        if (atomic_compare_exchange_weak(countdown, &left, left - 1))
-            return left == 1;
-    return false;
 }
 
 int spw__store_open(const spw__store_config *config, spw__store **store)
@@ -85,7 +77,7 @@ static void start(spw__store *store, spw__store_io *io, bool fault)
 void spw__store_start_read(spw__store *store, spw__store_io *io, uint64_t slot, void *memory)
 {
     *io = (spw__store_io){.store = store, .memory = memory, .slot = slot};
-    start(store, io, fault_is_due(&read_countdown));
+    start(store, io, spw__fault_is_due(&read_countdown));
 }
 
 void spw__store_start_write(spw__store *store, spw__store_io *io, uint64_t slot, const void *memory)
@@ -93,7 +85,7 @@ void spw__store_start_write(spw__store *store, spw__store_io *io, uint64_t slot,
     /* A write only reads `memory`; one field serves both directions. */
     *io = (spw__store_io){
         .store = store, .memory = (void *)(uintptr_t)memory, .slot = slot, .write = true};
-    start(store, io, fault_is_due(&write_countdown));
+    start(store, io, spw__fault_is_due(&write_countdown));
 }
 
 int spw__store_wait(spw__store *store, spw__store_io *io)
