@@ -73,21 +73,36 @@ static int settle(spw_pager *pager)
     return rc < 0 ? rc : spw__dev_event_wait(pager->device, pager->saved);
 }
 
-int spw__pager_read(spw_pager *pager, uint64_t number, uint64_t offset, void *host, uint64_t bytes)
+/* One page, held for an access. */
+typedef struct access {
+    spw__page *page;
+    char *frame; /* to be released; NULL: the store has the page, */
+    bool zero;   /* or nobody yet: all its bytes are zero */
+} access;
+
+static int begin(spw_pager *pager, uint64_t number, bool replaces, access *a)
 {
-    spw__page *page = &pager->pages[number];
-    bool zero;
     int rc = settle(pager);
     if (rc < 0)
         return rc;
-    char *frame = hold_frame(pager, page, false, &zero);
-    if (frame) {
-        rc = spw__dev_copy_now(pager->device, host, frame + offset, bytes);
-        release_frame(pager, page, false);
+    a->page = &pager->pages[number];
+    a->frame = hold_frame(pager, a->page, replaces, &a->zero);
+    return 0;
+}
+
+int spw__pager_read(spw_pager *pager, uint64_t number, uint64_t offset, void *host, uint64_t bytes)
+{
+    access a;
+    int rc = begin(pager, number, false, &a);
+    if (rc < 0)
+        return rc;
+    if (a.frame) {
+        rc = spw__dev_copy_now(pager->device, host, a.frame + offset, bytes);
+        release_frame(pager, a.page, false);
         return rc;
     }
     char *view;
-    rc = host_view(pager, number, zero, &view);
+    rc = host_view(pager, number, a.zero, &view);
     if (rc == 0)
         memcpy(host, view + offset, (size_t)bytes);
     return rc;
@@ -112,19 +127,17 @@ static int store_view(spw_pager *pager, uint64_t number)
 int spw__pager_write(spw_pager *pager, uint64_t number, uint64_t offset, const void *host,
                      uint64_t bytes)
 {
-    spw__page *page = &pager->pages[number];
-    bool zero;
-    int rc = settle(pager);
+    access a;
+    int rc = begin(pager, number, true, &a);
     if (rc < 0)
         return rc;
-    char *frame = hold_frame(pager, page, true, &zero);
-    if (frame) {
-        rc = spw__dev_copy_now(pager->device, frame + offset, host, bytes);
-        release_frame(pager, page, rc == 0);
+    if (a.frame) {
+        rc = spw__dev_copy_now(pager->device, a.frame + offset, host, bytes);
+        release_frame(pager, a.page, rc == 0);
         return rc;
     }
     char *view;
-    rc = host_view(pager, number, zero, &view);
+    rc = host_view(pager, number, a.zero, &view);
     if (rc < 0)
         return rc;
     memcpy(view + offset, host, (size_t)bytes);
@@ -133,21 +146,19 @@ int spw__pager_write(spw_pager *pager, uint64_t number, uint64_t offset, const v
 
 int spw__pager_view(spw_pager *pager, uint64_t number, const char **bytes)
 {
-    spw__page *page = &pager->pages[number];
     char *view = NULL;
-    bool zero;
-    int rc = settle(pager);
+    access a;
+    int rc = begin(pager, number, false, &a);
     if (rc < 0)
         return rc;
-    char *frame = hold_frame(pager, page, false, &zero);
-    if (frame) {
+    if (a.frame) {
         rc = take_bounce(pager);
         if (rc == 0)
-            rc = spw__dev_copy_now(pager->device, pager->bounce, frame, pager->page_bytes);
-        release_frame(pager, page, false);
+            rc = spw__dev_copy_now(pager->device, pager->bounce, a.frame, pager->page_bytes);
+        release_frame(pager, a.page, false);
         view = pager->bounce;
     } else {
-        rc = host_view(pager, number, zero, &view);
+        rc = host_view(pager, number, a.zero, &view);
     }
     *bytes = view;
     return rc;
@@ -162,15 +173,13 @@ int spw__pager_open_page(spw_pager *pager, char **bytes)
 
 int spw__pager_put_page(spw_pager *pager, uint64_t number)
 {
-    spw__page *page = &pager->pages[number];
-    bool zero;
-    int rc = settle(pager);
+    access a;
+    int rc = begin(pager, number, true, &a);
     if (rc < 0)
         return rc;
-    char *frame = hold_frame(pager, page, true, &zero);
-    if (frame) {
-        rc = spw__dev_copy_now(pager->device, frame, pager->bounce, pager->page_bytes);
-        release_frame(pager, page, rc == 0);
+    if (a.frame) {
+        rc = spw__dev_copy_now(pager->device, a.frame, pager->bounce, pager->page_bytes);
+        release_frame(pager, a.page, rc == 0);
         return rc;
     }
     if (!pager->by_file)
